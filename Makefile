@@ -59,7 +59,7 @@ setup-vllm: setup  ## add vLLM's CPU build for the engine vllm, without changing
 	@$(call PIP,$(VENV)) --no-deps -r plugins/engines/vllm/requirements.txt
 	@$(BIN)/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready: rlhf train --engine vllm")'
 
-env-clients: $(CLIENTS_STAMP)  ## create .venv-clients for verifiers, MLflow, Trackio and lm-eval, which conflict with .venv
+env-clients: $(CLIENTS_STAMP)  ## create .venv-clients for verifiers, MLflow, Trackio, lm-eval and agents, which conflict with .venv
 
 $(CLIENTS_STAMP):
 	$(call environment,$(CLIENTS),requirements/clients.txt)
@@ -87,7 +87,8 @@ soak-slice: setup-extras  ## a part of them, at most 35 minutes. Each commit get
 
 soak-clients: env-clients
 	$(CLIENTS)/bin/python -m pytest plugins/environments/verifiers plugins/loggers/mlflow plugins/loggers/trackio \
-	  plugins/commands/serve/tests/test_evaluation.py
+	  plugins/commands/serve/tests/test_evaluation.py plugins/commands/serve/tests/test_agent_clients.py \
+	  plugins/commands/serve/tests/test_dialects.py
 
 lint: setup  ## style, types, import contracts, declared dependencies and plain words
 	$(BIN)/ruff check .

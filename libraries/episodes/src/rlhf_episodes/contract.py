@@ -94,14 +94,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An OpenAI-compatible API (chat completions and completions) for agents that call the policy over HTTP."""
+    """An API for agents that call the policy over HTTP.
+
+    It speaks OpenAI's chat completions, completions and Responses, and Anthropic's Messages.
+    """
 
     base_url: str
-    """`http://127.0.0.1:PORT/v1`."""
+    """`http://127.0.0.1:PORT/v1`, for OpenAI's clients."""
     api_key: str = field(repr=False)
     """Key of the episode. Each call with it is a turn of this episode."""
     model: str = "policy"
     """Model name for clients that require one. Any name works."""
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """`http://127.0.0.1:PORT`, for Anthropic's clients, which append `/v1/messages`."""
+        return self.base_url.removesuffix("/v1")
 
 
 class EpisodeTruncated(Exception):

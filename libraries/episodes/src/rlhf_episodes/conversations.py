@@ -19,6 +19,7 @@ from .episode import Episode
 from .row import EpisodeRow, Mark
 from .tool_calls import ToolFormat
 
+_COUNTS_PER_TURN = 16
 _EPISODE_OVER = 401, "invalid_api_key", "the episode of this key is over"
 
 
@@ -47,6 +48,8 @@ class Conversations:
         self._answered: list[AnsweredCall] = []
         self._busy: list[EpisodeRow] = []
         """Rows in which a turn is being sampled."""
+        self._num_counts = 0
+        """Number of calls whose tokens were counted."""
 
     async def answer(self, call: Call) -> Answer:
         episode = self._episode
@@ -60,17 +63,31 @@ class Conversations:
         try:
             reply = await episode.sample(row, self._token_limit(row, call), call.stop)
         except BaseException:
-            # Undo the call, since its client may send it again.
-            if row.own_turns:
-                row.roll_back(before)
-            else:
-                episode.remove(row)
+            self._undo(row, before)  # since its client may send the call again
             if episode.is_over:
                 raise CallRefused(*_EPISODE_OVER) from None
             raise
         finally:
             self._busy = [each for each in self._busy if each is not row]
         return self._record(call, row, reply, num_prompt_tokens)
+
+    async def count_tokens(self, call: Call) -> int:
+        if self._episode.is_over:
+            raise CallRefused(*_EPISODE_OVER)
+        if self._num_counts >= (limit := _COUNTS_PER_TURN * self._episode.rules.options.max_turns):
+            raise CallRefused(400, "counts_used_up", f"tokens were counted {limit} times, the limit of an episode")
+        self._num_counts += 1
+        row, before = self._find_row(call)
+        num_tokens = row.num_tokens
+        self._undo(row, before)
+        return num_tokens
+
+    def _undo(self, row: EpisodeRow, before: Mark) -> None:
+        """Undo `_find_row`, whose results are the arguments."""
+        if row.own_turns:
+            row.roll_back(before)
+        else:
+            self._episode.remove(row)
 
     def _find_row(self, call: Call) -> tuple[EpisodeRow, Mark]:
         """Return the row that the call is answered in, with its new messages added, and the row's end before them."""
@@ -116,6 +133,7 @@ class Conversations:
             text=message.content,
             tool_calls=message.tool_calls,
             finish_reason=reply.finish_reason,
+            stop_text=first_stop(reply.text, call.stop),
             prompt_tokens=num_prompt_tokens,
             completion_tokens=len(reply.token_ids),
             turn=reply.turn,
@@ -187,3 +205,17 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
         '1 + 1 '
     """
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
+
+
+def first_stop(text: str, stop: Sequence[str]) -> str | None:
+    """Return the stop text that occurs first in a text, or None.
+
+    Args:
+        text: Decoded reply.
+        stop: Stop texts.
+
+    Example:
+        >>> first_stop("1 + 1 = 2, 2 + 2 = 4", (",", "="))
+        '='
+    """
+    return min((each for each in stop if each in text), key=text.find, default=None)

@@ -83,6 +83,8 @@ class Answer:
     tool_calls: tuple[ToolCall, ...]
     """Calls that could be read."""
     finish_reason: FinishReason
+    stop_text: str | None = None
+    """Text of `Call.stop` that ended the answer, or None."""
     prompt_tokens: int
     completion_tokens: int
     turn: int = 0
@@ -94,13 +96,14 @@ class Answer:
 
 
 class CallRefused(Refused):
-    """A refused call. The client receives the reason in OpenAI's error format."""
+    """A refused call. The client receives the reason in the error format of its API."""
 
 
 class KeyOwner(Protocol):
     """Owner of an API key: an episode, or a model that is served.
 
-    The server calls it on its event loop, on the rank whose engine plays the episode.
+    The server calls it on its event loop, on the rank whose engine plays the episode. It keeps data for each owner in a
+    `weakref.WeakKeyDictionary`, so an owner must be hashable and allow weak references, as objects do by default.
 
     Example:
         A server handles each request like this::
@@ -119,6 +122,16 @@ class KeyOwner(Protocol):
 
         Raises:
             CallRefused: The call is invalid, or the episode is over or at a limit.
+        """
+
+    async def count_tokens(self, call: Call) -> int:
+        """Return the number of prompt tokens that the call would have, without answering it.
+
+        Args:
+            call: The parsed request.
+
+        Raises:
+            CallRefused: The call is invalid, or the episode is over.
         """
 
 
@@ -170,7 +183,7 @@ class EndpointServer(Protocol):
 
     @property
     def base_url(self) -> str:
-        """Base URL of the API, for `OpenAI(base_url=…)`."""
+        """Base URL of the API, which ends in `/v1`, for `OpenAI(base_url=…)`."""
 
     def close(self) -> None:
         """Stop listening and close all connections at once. Called on the event loop that started the server."""

@@ -34,7 +34,7 @@ class Guard:
         self,
         routes: Sequence[BaseRoute],
         *,
-        refusal: Callable[[Refused], Response],
+        refusal: Callable[[Request, Refused], Response],
         knows: Callable[[str], bool] | None = None,
         needs_key: Callable[[str], bool] = lambda path: True,
         key_of: Callable[[Headers], str] | None = None,
@@ -45,7 +45,7 @@ class Guard:
 
         Args:
             routes: routes to serve.
-            refusal: returns the response to a refused request.
+            refusal: returns the response to a refused request. It must not read the request's body.
             knows: whether a key is valid, checked in constant time. None disables the check.
             needs_key: whether a path requires a key.
             key_of: returns the key of a request, by default that of `Authorization: Bearer KEY`.
@@ -74,7 +74,7 @@ class Guard:
             await send(message)
 
         async def refuse(refused: Refused, headers: Mapping[str, str] | None = None) -> None:
-            response = self._refusal(refused)
+            response = self._refusal(Request(scope), refused)
             response.headers.update(headers or ({"retry-after": "1"} if refused.status == 503 else {}))
             await response(scope, receive, send_with_headers)
 

@@ -6,7 +6,7 @@ import threading
 
 import openai
 import pytest
-from agents import (
+from calling_agents import (
     TOKENIZER,
     USER,
     Speaks,

@@ -5,7 +5,7 @@ import json
 
 import openai
 import pytest
-from agents import (
+from calling_agents import (
     ADD,
     CALL,
     TOKENIZER,

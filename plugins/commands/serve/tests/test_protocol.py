@@ -9,7 +9,9 @@ import pytest
 from test_server import KEY, Owner, connect, request, response, serving
 
 from rlhf_episodes import CallRefused
-from rlhf_serve.protocol import ChatBody, TextBody, read
+from rlhf_serve.dialects.completions.requests import ChatBody, TextBody
+from rlhf_serve.stored import StoredConversations
+from rlhf_serve.wire import read
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add"}}
@@ -79,8 +81,12 @@ def calling(name, arguments):
 
 
 def test_without_tool_choice_the_model_sees_no_tools():
-    assert chat(tools=[TOOL]).calls()[0].tools == chat(tools=[TOOL], tool_choice="auto").calls()[0].tools == (TOOL,)
-    assert chat(tools=[TOOL], tool_choice="none").calls()[0].tools == ()
+    assert (
+        chat(tools=[TOOL]).calls(StoredConversations())[0].tools
+        == chat(tools=[TOOL], tool_choice="auto").calls(StoredConversations())[0].tools
+        == (TOOL,)
+    )
+    assert chat(tools=[TOOL], tool_choice="none").calls(StoredConversations())[0].tools == ()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_values_that_could_not_be_answered_are_refused(body, values, named):
 
 def test_what_a_tool_printed_may_be_half_a_character():
     messages = [*MESSAGES, {"role": "tool", "tool_call_id": "a", "content": "\ud800"}]
-    assert chat(messages=messages).calls()[0].messages[1].content == "\ud800"
+    assert chat(messages=messages).calls(StoredConversations())[0].messages[1].content == "\ud800"
 
 
 class Echoes(Owner):

@@ -13,10 +13,12 @@ import threading
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import dialect_clients
 import openai
 import psutil
 import pytest
 from adding_agent import ADD, QUESTION
+from dialect_clients import CLIENTS
 from running import PATIENCE_SECONDS, wait_until
 from tool_models import CALL
 
@@ -25,7 +27,7 @@ from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_episodes import Keys
+from rlhf_episodes import Endpoint, Keys
 from rlhf_serve.server import start
 from rlhf_serve.serving import model_of, serve_model
 from rlhf_testing.models import save_tiny_model
@@ -92,6 +94,26 @@ def test_a_chat_model_calls_tools(tool_model):
             again.append({"role": "tool", "tool_call_id": found.message.tool_calls[0].id, "content": "3"})
             told = await client.chat.completions.create(model="mine", messages=again, tools=[ADD], max_tokens=2)
             assert told.usage.prompt_tokens > len(CALL) and told.usage.completion_tokens <= 2
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_chat_model_calls_tools_in_every_dialect(tool_model, kind):
+    async def ask():
+        async with client_of(tool_model, max_new_tokens=90) as client:
+            endpoint = Endpoint(base_url=str(client.base_url).removesuffix("/"), api_key=client.api_key, model="mine")
+            async with dialect_clients.client_of(kind, endpoint) as asking:
+                asked = asking.user(QUESTION[0]["content"])
+                first = await asking.ask(asked, tools=True, temperature=0)
+                assert (first.calls, first.reason) == ([("add", {"a": 1, "b": 2})], "tools")
+                streamed = await asking.ask(asked, tools=True, temperature=0, stream=True)
+                assert (streamed.calls, streamed.num_tokens) == (first.calls, first.num_tokens)
+                told = [*asked, *first.back, *asking.result(first, "3")]
+                second = await asking.ask(told, tools=True, max_tokens=2)
+                assert second.num_tokens[0] > len(CALL) and second.num_tokens[1] <= 2
+                if kind is not dialect_clients.Chat:
+                    assert await asking.count(told, tools=True) == second.num_tokens[0]
 
     asyncio.run(ask())
 

@@ -81,7 +81,7 @@ def make_app(runs: Runs, *, key: str, host: str) -> Guard:
     ]
     return Guard(
         routes,
-        refusal=lambda refused: PlainTextResponse(str(refused), refused.status),
+        refusal=lambda _, refused: PlainTextResponse(str(refused), refused.status),
         knows=lambda sent: hmac.compare_digest(sent.encode(), key.encode()),
         needs_key=lambda path: path.startswith("/api/"),
         host=host,

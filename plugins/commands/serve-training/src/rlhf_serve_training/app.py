@@ -125,7 +125,7 @@ def make_app(service: Service, facts: ModelFacts, tenants: Tenants, *, host: str
     routes = _routes(route, api, lists)
     return Guard(
         routes,
-        refusal=_refusal,
+        refusal=lambda _, refused: _refusal(refused),
         knows=lambda key: tenants.find(key) is not None,
         needs_key=lambda path: path != "/api/v1/healthz" and not path.startswith("/files/"),
         key_of=request_key,

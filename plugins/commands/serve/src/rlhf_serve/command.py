@@ -1,4 +1,4 @@
-"""`rlhf serve`: serves a trained model by OpenAI's protocol."""
+"""`rlhf serve`: serves a trained model by the APIs of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def serve(
     seed: int,
     device: str,
 ) -> None:
-    """Serve a run's model, or the model in a folder, to clients of OpenAI's chat completions and completions.
+    """Serve a run's model, or the model in a folder, to clients of OpenAI and Anthropic.
 
-    Besides the usual sampling options, requests may contain n, logprobs, echo, tools and stream. Use `rlhf export` to
-    convert a checkpoint to a model folder.
+    The APIs are OpenAI's chat completions, completions and Responses (base URL with /v1) and Anthropic's Messages (base
+    URL without /v1). Besides the usual sampling options, requests may contain tools and stream, and those to OpenAI's
+    APIs n, logprobs and echo. Use `rlhf export` to convert a checkpoint to a model folder.
 
     \b
     Examples:
@@ -59,7 +60,7 @@ def serve(
     used_key, name = keys.add(served, key), _name(model)
 
     def show(address: str) -> None:
-        click.echo(f"serving {config.path} as {name} at {address}/v1")
+        click.echo(f"serving {config.path} as {name} at {address}/v1 (Anthropic's clients: {address})")
         if key is None:
             click.echo(f"key: {used_key}", err=True)
 

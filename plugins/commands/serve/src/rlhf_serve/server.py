@@ -7,20 +7,26 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from rlhf_episodes import Answer, BatchKeyOwner, Call, CallRefused, EndpointServer, FindKey, KeyOwner
-from rlhf_web import Bodies, Guard, ServerLimits, WebServer, bearer_key
+from rlhf_web import Bodies, Guard, Refused, ServerLimits, WebServer, bearer_key
 
-from .protocol import BODIES, HEALTH_PATH, MODELS_PATH, POLICY, Body, read
-from .responses import answer_body, answer_events, encode, error_body, models_body
+from .dialects import DIALECTS, dialect_of
+from .stored import StoredConversations
+from .wire import AnswerRequest, CountRequest, R, WireRequest, encode, read
 
 logger = logging.getLogger("rlhf.serve")
 
 JSON = "application/json"
+HEALTH_PATH, MODELS_PATH = "/health", "/v1/models"
+POLICY = "policy"
+"""Name of the model in a run. Calls may use any name."""
 T = TypeVar("T")
 
 
@@ -36,44 +42,78 @@ def make_app(find_key: FindKey, limits: ServerLimits, model: str | None = None) 
     id_prefix = "" if model is None else f"{secrets.token_hex(8)}-"
     bodies = Bodies(limits)
 
-    async def answer(request: Request) -> Response:
-        owner = find_key(bearer_key(request.headers))
-        assert owner is not None, "the guard has checked the key"
-        async with bodies.held(request) as content:
-            kind, is_served = BODIES[request.url.path], isinstance(owner, BatchKeyOwner)
-            body = _with_model_name(read(content, kind, with_extras=is_served), model)
-        answers = await _while_connected(request, _answer_all(owner, body.calls()))
-        reply_id = f"{id_prefix}{answers[0].turn}"
-        if not body.stream:
-            return Response(answer_body(body, answers, reply_id), media_type=JSON)
-        events = b"".join(answer_events(body, answers, reply_id))
-        return Response(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    def key_of(headers: Headers) -> str:
+        keys = api_keys(headers)
+        return next((key for key in keys if find_key(key) is not None), keys[0])
 
+    conversations: WeakKeyDictionary[KeyOwner, StoredConversations] = WeakKeyDictionary()
+
+    def handler(kind: type[WireRequest]) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            owner = find_key(key_of(request.headers))
+            assert owner is not None, "the guard has checked the key"
+            async with bodies.held(request) as content:
+                body = _with_model_name(read(content, kind, with_extras=isinstance(owner, BatchKeyOwner)), model)
+            stored = conversations.setdefault(owner, StoredConversations())
+            calls = body.calls(stored)
+            if isinstance(body, CountRequest):
+                num_tokens = await _while_connected(request, _refuse_errors(owner.count_tokens(calls[0])))
+                return Response(body.count_body(num_tokens), media_type=JSON)
+            assert isinstance(body, AnswerRequest)
+            answers = await _while_connected(request, _refuse_errors(_answer_all(owner, calls)))
+            reply_id = f"{id_prefix}{answers[0].turn}"
+            body.keep(stored, calls, answers, reply_id)
+            if not body.stream:
+                return Response(body.answer_body(answers, reply_id), media_type=JSON)
+            events = b"".join(body.answer_events(answers, reply_id))
+            return Response(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+        return handle
+
+    async def list_models(request: Request) -> Response:
+        return Response(dialect_of(request.url.path, request.headers).models_body(model or POLICY), media_type=JSON)
+
+    async def health(request: Request) -> Response:
+        return Response(encode({"status": "ok"}), media_type=JSON)
+
+    kinds = {path: kind for dialect in DIALECTS for path, kind in dialect.requests.items()}
     return Guard(
         [
-            Route(HEALTH_PATH, _constant_response(encode({"status": "ok"}))),
-            Route(MODELS_PATH, _constant_response(models_body(model or POLICY))),
-            *(Route(path, answer, methods=["POST"]) for path in BODIES),
+            Route(HEALTH_PATH, health),
+            Route(MODELS_PATH, list_models),
+            *(Route(path, handler(kind), methods=["POST"]) for path, kind in kinds.items()),
         ],
-        refusal=lambda refused: Response(error_body(refused), refused.status, media_type=JSON),
+        refusal=_refusal,
         knows=lambda key: find_key(key) is not None,
+        key_of=key_of,
         needs_key=lambda path: path != HEALTH_PATH,
     )
 
 
-def _with_model_name(body: Body, model: str | None) -> Body:
+def api_keys(headers: Headers) -> tuple[str, str]:
+    """Return the keys of a request, as `X-Api-Key` and as `Authorization`, each of which may be empty.
+
+    Anthropic's clients send either, or both if one of them is in an environment variable.
+
+    Example:
+        >>> api_keys(Headers({"X-Api-Key": "secret"}))
+        ('secret', '')
+    """
+    return headers.get("x-api-key", "").strip(), bearer_key(headers)
+
+
+def _refusal(request: Request, refused: Refused) -> Response:
+    """Return an error in the form of the request's API."""
+    dialect = dialect_of(request.url.path, request.headers)
+    return Response(dialect.error_body(refused), refused.status, media_type=JSON)
+
+
+def _with_model_name(body: R, model: str | None) -> R:
     """Set the model's name for the response. Raises `CallRefused` if the request names another model."""
     if model is not None and body.model not in (None, model):
         message = f"the model {body.model!r} does not exist: this server has {model!r}"
         raise CallRefused(404, "model_not_found", message)
     return body.model_copy(update={"model": body.model or model or POLICY})
-
-
-def _constant_response(body: bytes) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
-        return Response(body, media_type=JSON)
-
-    return answer
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -93,9 +133,14 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _answer_all(owner: KeyOwner, calls: Sequence[Call]) -> list[Answer]:
-    """Return all answers in the order of the calls. Every error of the owner becomes `CallRefused`."""
+    """Return all answers in the order of the calls."""
+    return await (owner.answer_all(calls) if isinstance(owner, BatchKeyOwner) else _gather_answers(owner, calls))
+
+
+async def _refuse_errors(work: Awaitable[T]) -> T:
+    """Await work of an owner. Every error of it becomes `CallRefused`."""
     try:
-        return await (owner.answer_all(calls) if isinstance(owner, BatchKeyOwner) else _gather_answers(owner, calls))
+        return await work
     except CallRefused:
         raise
     except Exception as error:

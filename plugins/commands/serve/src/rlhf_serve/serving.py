@@ -17,7 +17,16 @@ from rlhf_core.protocols import RolloutEngine
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
-from rlhf_episodes import Answer, Call, CallRefused, ChatFormat, TokenLogprob, reply_message, template_messages
+from rlhf_episodes import (
+    Answer,
+    Call,
+    CallRefused,
+    ChatFormat,
+    TokenLogprob,
+    first_stop,
+    reply_message,
+    template_messages,
+)
 from rlhf_forward import ScoredRow, TokenScore, score_rows, vocabulary_size
 from rlhf_models import EngineThread, OpenEngine, open_engine
 
@@ -59,6 +68,10 @@ class ServedModel:
         """Answer a call. Raises `CallRefused` if its conversation cannot be encoded or is too long."""
         (answer,) = await self.answer_all([call])
         return answer
+
+    async def count_tokens(self, call: Call) -> int:
+        """Count the prompt's tokens. Raises `CallRefused` if the conversation cannot be encoded."""
+        return len(self._encode(call))
 
     async def answer_all(self, calls: Sequence[Call]) -> list[Answer]:
         """Answer calls in one batch. Raises `CallRefused`, before any is answered, if one of them is invalid."""
@@ -154,6 +167,7 @@ class ServedModel:
             text=(self._prompt_text(call) if call.echo else "") + message.content,
             tool_calls=message.tool_calls,
             finish_reason=completion.finish_reason if completion else "length",
+            stop_text=first_stop(text, call.stop),
             prompt_tokens=len(work.request.prompt_ids),
             completion_tokens=len(token_ids),
             turn=work.number,

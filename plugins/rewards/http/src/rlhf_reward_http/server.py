@@ -59,7 +59,7 @@ def make_app(score: Score, limits: ServerLimits, *, token: str | None = None, ho
 
     return Guard(
         [Route(SCORE_PATH, answer, methods=["POST"]), Route(HEALTH_PATH, health)],
-        refusal=lambda refused: Response(encode_error(str(refused)), refused.status, media_type=CONTENT_TYPE),
+        refusal=lambda _, refused: Response(encode_error(str(refused)), refused.status, media_type=CONTENT_TYPE),
         knows=None if token is None else lambda key: hmac.compare_digest(key.encode(), token.encode()),
         host=host,
     )

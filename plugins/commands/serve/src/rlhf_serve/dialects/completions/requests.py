@@ -1,34 +1,34 @@
-"""OpenAI's chat completions and completions: converts request bodies to calls. `responses.py` converts the answers."""
+"""Requests for OpenAI's chat completions and completions. `replies.py` encodes the answers."""
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from rlhf_core.types import ToolCall
-from rlhf_episodes import Call, CallRefused, ChatMessage
+from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
+
+from ...fields import (
+    MAX_TOP,
+    Arguments,
+    Limit,
+    MaxTools,
+    Probability,
+    Stops,
+    Temperature,
+    Text,
+    check_text,
+    check_texts,
+)
+from ...stored import StoredConversations
+from ...wire import AnswerRequest, Part, invalid, unsupported
+from . import replies
 
 _MAX_CHOICES = 128
 """Maximum number of answers to a request."""
-_MAX_TOP = 20
-_MAX_STOPS = 16
-_MAX_TOOLS = 512
-_MIN_TEMPERATURE = 1e-8
-"""Below it, logits divided by the temperature may overflow."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -57,32 +57,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "chat_template_kwargs": ({},),
 }
-"""Fields that would change an answer and are not supported, with their values without effect."""
-_HARMLESS = {
-    *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("request_id", "priority", "cache_salt"),
-}
-"""Fields that never change an answer. Any other field, known or not, is refused unless it is null."""
-
-
-def _check_text(text: str) -> str:
-    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        raise ValueError("has half of a surrogate pair, which is not text")
-    return text
-
-
-def _check_texts(value: Any) -> Any:
-    """Check all keys and values of parsed JSON."""
-    try:
-        _check_text(json.dumps(value, ensure_ascii=False))
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-    return value
-
-
-def _parse_arguments(value: Any) -> Any:
-    """Parse the arguments of a call, which are JSON in a text. Anything else becomes empty arguments."""
-    return _check_texts(_loads(value)) if isinstance(value, str) and value else {}
+_HARMLESS = frozenset(
+    {
+        *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "request_id", "priority", "cache_salt"),
+    }
+)
 
 
 def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +70,7 @@ def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
     name = function.get("name") if isinstance(function, dict) else None
     if tool.get("type") != "function" or not (isinstance(name, str) and name):
         raise ValueError('must be {"type": "function", "function": {"name": …, …}}')
-    return dict(_check_texts(tool))
+    return dict(check_texts(tool))
 
 
 def _join_parts(value: Any) -> Any:
@@ -109,42 +89,24 @@ def _list_prompts(value: Any) -> Any:
     return [value] if is_one else value
 
 
-def _check_temperature(value: float) -> float:
-    if 0 < value < _MIN_TEMPERATURE:
-        raise ValueError(f"must be 0, which is greedy, or at least {_MIN_TEMPERATURE}")
-    return value
-
-
-_Text = Annotated[str, Field(min_length=1)]
-"""pydantic counts its characters and therefore refuses half of a surrogate pair."""
-_Texts = Annotated[list[_Text], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-_Limit = Annotated[int, Field(ge=1, le=2**31)]
 _TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 _Prompt = Annotated[
-    Annotated[_Text, Tag("text")] | Annotated[_TokenIds, Tag("ids")],
+    Annotated[Text, Tag("text")] | Annotated[_TokenIds, Tag("ids")],
     Discriminator(lambda value: "ids" if isinstance(value, list) else "text"),
 ]
-_TAGS = ("text", "ids")
-"""Parts of the location of a validation error that are not in the body."""
 
 
-class _Part(BaseModel):
-    """Part of a body. Unknown fields are ignored here, and `read` checks those of the body itself."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _Function(_Part):
-    name: _Text
-    arguments: Annotated[dict[str, Any], BeforeValidator(_parse_arguments)] = {}
+class _Function(Part):
+    name: Text
+    arguments: Arguments = Field(default_factory=dict)
 
 
-class _ToolCall(_Part):
+class _ToolCall(Part):
     id: Any = ""
     function: _Function
 
 
-class _Message(_Part):
+class _Message(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_join_parts)] = None
     tool_calls: list[_ToolCall] | None = None
@@ -155,7 +117,7 @@ class _Message(_Part):
     @model_validator(mode="after")
     def _is_text(self) -> _Message:
         if self.role != "tool":  # a tool may print anything
-            _check_text(self.content or "")
+            check_text(self.content or "")
         return self
 
     def message(self) -> ChatMessage:
@@ -169,34 +131,29 @@ class _Message(_Part):
         )
 
 
-class _StreamOptions(_Part):
+class _StreamOptions(Part):
     include_usage: bool | None = None
 
 
-class Body(_Part):
+class Body(AnswerRequest):
     """Body of a request: prompt, sampling options and the form of the response."""
 
-    model_config = ConfigDict(extra="allow")
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = _NEUTRAL
+    harmless: ClassVar[frozenset[str]] = _HARMLESS
+    tags: ClassVar[frozenset[str]] = frozenset({"text", "ids"})
     is_chat: ClassVar[bool] = False
 
-    model: Annotated[str | None, BeforeValidator(lambda name: None if name is None else str(name)[:200])] = None
     n: int | None = Field(None, ge=1, le=_MAX_CHOICES)
     """Number of answers to each prompt."""
-    stream: bool | None = None
     stream_options: _StreamOptions | None = None
     tool_choice: Any = None
-    stop: Annotated[_Texts, Field(max_length=_MAX_STOPS)] | None = None
-    max_tokens: _Limit | None = None
-    max_completion_tokens: _Limit | None = None
-    temperature: Annotated[float, Field(ge=0, le=100), AfterValidator(_check_temperature)] | None = None
-    top_p: float | None = Field(None, ge=0, le=1)
+    stop: Stops | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63)
-    tools: list[Annotated[dict[str, Any], AfterValidator(_check_tool)]] | None = Field(None, max_length=_MAX_TOOLS)
-
-    @property
-    def streams_usage(self) -> bool:
-        """Whether a stream ends with token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    tools: list[Annotated[dict[str, Any], AfterValidator(_check_tool)]] | None = MaxTools
 
     @property
     def num_choices(self) -> int:
@@ -204,12 +161,32 @@ class Body(_Part):
         return self.n or 1
 
     @abstractmethod
-    def calls(self) -> list[Call]:
-        """Return one call per answer: all those to the first prompt, then to the next. A chat is one prompt."""
-
-    @abstractmethod
     def extras(self) -> list[str]:
         """Return the names of options in use that only a served model supports."""
+
+    def refusal(self) -> CallRefused | None:
+        """Refuse a `tool_choice` that forces a call."""
+        if self.tool_choice in (None, "auto", "none"):
+            return None
+        return unsupported("tool_choice", 'omit it, or set it to "auto" or "none"')
+
+    def served_only(self) -> CallRefused | None:
+        extras = self.extras()
+        return unsupported(extras[0], "omit it") if extras else None
+
+    def answer_body(self, answers: Sequence[Answer], reply_id: str) -> bytes:
+        return replies.answer_body(self._form(), answers, reply_id)
+
+    def answer_events(self, answers: Sequence[Answer], reply_id: str) -> Iterator[bytes]:
+        return replies.answer_events(self._form(), answers, reply_id)
+
+    def _form(self) -> replies.ReplyForm:
+        return replies.ReplyForm(
+            is_chat=self.is_chat,
+            model=self.model,
+            num_choices=self.num_choices,
+            streams_usage=self.stream_options is not None and bool(self.stream_options.include_usage),
+        )
 
     def _calls(self, prompt: Mapping[str, Any], first: int) -> list[Call]:
         """Return the calls of one prompt, with the body's options. `first`: number of calls before them."""
@@ -227,7 +204,7 @@ class ChatBody(Body):
 
     messages: list[_Message] = Field(min_length=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=_MAX_TOP)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
 
     @model_validator(mode="after")
     def _has_logprobs(self) -> ChatBody:
@@ -235,7 +212,7 @@ class ChatBody(Body):
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
-    def calls(self) -> list[Call]:
+    def calls(self, stored: StoredConversations) -> list[Call]:
         prompt = {
             "messages": tuple(each.message() for each in self.messages),
             "tools": () if self.tool_choice == "none" else tuple(self.tools or ()),
@@ -253,7 +230,7 @@ class TextBody(Body):
     prompt: Annotated[list[_Prompt], BeforeValidator(_list_prompts), Field(min_length=1, max_length=_MAX_CHOICES)]
     """Texts or token ids."""
     logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=_MAX_TOP)] | None, BeforeValidator(lambda top: None if top is False else top)
+        Annotated[int, Field(ge=0, le=MAX_TOP)] | None, BeforeValidator(lambda top: None if top is False else top)
     ] = None
     echo: bool | None = None
     max_tokens: int | None = Field(None, ge=0, le=2**31)
@@ -266,7 +243,7 @@ class TextBody(Body):
             raise ValueError(f"n: {self.n} answers to each of {len(self.prompt)} prompts are more than {_MAX_CHOICES}")
         return self
 
-    def calls(self) -> list[Call]:
+    def calls(self, stored: StoredConversations) -> list[Call]:
         calls: list[Call] = []
         for prompt in self.prompt:
             text = {"text": prompt} if isinstance(prompt, str) else {"token_ids": tuple(prompt)}
@@ -276,60 +253,13 @@ class TextBody(Body):
     def extras(self) -> list[str]:
         return _names(n=self.num_choices > 1, logprobs=self.logprobs is not None, echo=bool(self.echo))
 
+    def served_only(self) -> CallRefused | None:
+        if (refused := super().served_only()) is not None:
+            return refused
+        if all(isinstance(prompt, str) for prompt in self.prompt):
+            return None
+        return invalid("prompt: token ids are not supported here, send text")
+
 
 def _names(**used: bool) -> list[str]:
     return [name for name, is_used in used.items() if is_used]
-
-
-BODIES: Mapping[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody}
-"""Body classes by path."""
-
-
-def read(body: bytes, kind: type[Body], *, with_extras: bool) -> Body:
-    """Parse a body. `with_extras`: accept options that only a served model supports.
-
-    Raises `CallRefused` for an invalid body, an unsupported field that would change the answer, or a `tool_choice` that
-    forces a call.
-    """
-    try:
-        parsed = kind.model_validate(_loads(body))
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in problem["loc"] if part not in _TAGS) or "the body"
-        message = f"{where}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r:.60})"
-        raise CallRefused(400, "invalid_request", message) from error
-    except ValueError as error:
-        raise CallRefused(400, "invalid_request", f"the body is not JSON: {error}") from error
-    if parsed.tool_choice not in (None, "auto", "none"):
-        raise _unsupported("tool_choice", 'omit it, or set it to "auto" or "none"')
-    if not with_extras:
-        if extras := parsed.extras():
-            raise _unsupported(extras[0], "omit it")
-        if isinstance(parsed, TextBody) and not all(isinstance(prompt, str) for prompt in parsed.prompt):
-            raise CallRefused(400, "invalid_request", "prompt: token ids are not supported here, send text")
-    for name, value in (parsed.model_extra or {}).items():
-        if name not in _HARMLESS and value is not None and value not in _NEUTRAL.get(name, ()):
-            raise _unsupported(name, "omit it")
-    return parsed
-
-
-def _loads(text: str | bytes) -> Any:
-    """Parse JSON. Raises `ValueError`, also for NaN, infinities and deep nesting."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _unsupported(name: str, hint: str) -> CallRefused:
-    return CallRefused(400, "unsupported_parameter", f"{name[:100]} is not supported here: {hint}")
-
-
-MODELS_PATH = "/v1/models"
-HEALTH_PATH = "/health"
-POLICY = "policy"
-"""Name of the model in a run. Calls may use any name."""

@@ -1,69 +1,66 @@
-"""OpenAI's chat completions and completions: converts answers to response bodies and streams."""
+"""Responses and streams of OpenAI's chat completions and completions."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlhf_core.types import ToolCall
 from rlhf_episodes import Answer, TokenLogprob
-from rlhf_web import Refused
 
-from .protocol import Body
-
-
-def encode(value: Any) -> bytes:
-    """Encode JSON in ASCII, since text of a model may contain half of a surrogate pair."""
-    return json.dumps(value, allow_nan=False).encode()
+from ...wire import encode
+from ..openai import token_logprobs
 
 
-def error_body(refused: Refused) -> bytes:
-    """Encode an error in the form that OpenAI's clients read."""
-    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-    return encode({"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyForm:
+    """The form of a response."""
+
+    is_chat: bool
+    model: str | None
+    num_choices: int
+    """Number of answers to each prompt."""
+    streams_usage: bool
+    """Whether a stream ends with token counts."""
 
 
-def models_body(name: str) -> bytes:
-    """Encode the list of models, which has one entry."""
-    return encode({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "rlhf"}]})
-
-
-def answer_body(body: Body, answers: Sequence[Answer], reply_id: str) -> bytes:
+def answer_body(form: ReplyForm, answers: Sequence[Answer], reply_id: str) -> bytes:
     """Encode the response to a request.
 
     Args:
-        body: the request.
-        answers: the answers to `Body.calls`.
+        form: the form of the response.
+        answers: the answers to the request's calls.
         reply_id: id of the response, unique over all servers.
     """
     choices = []
     for index, answer in enumerate(answers):
-        content = {"message": _reply(answer, _choice_id(reply_id, index))} if body.is_chat else {"text": answer.text}
-        choices.append({**content, **_finish(answer, index), "logprobs": _logprobs(body, answer)})
-    return encode({**_head(body, answers, reply_id, ""), "choices": choices, "usage": _usage(body, answers)})
+        content = {"message": _reply(answer, _choice_id(reply_id, index))} if form.is_chat else {"text": answer.text}
+        choices.append({**content, **_finish(answer, index), "logprobs": _logprobs(form, answer)})
+    return encode({**_head(form, answers, reply_id, ""), "choices": choices, "usage": _usage(form, answers)})
 
 
-def answer_events(body: Body, answers: Sequence[Answer], reply_id: str) -> Iterator[bytes]:
+def answer_events(form: ReplyForm, answers: Sequence[Answer], reply_id: str) -> Iterator[bytes]:
     """Yield the response as server-sent events: for each complete answer one event with its content and one end event.
 
     The arguments are those of `answer_body`.
     """
-    head = _head(body, answers, reply_id, ".chunk")
+    head = _head(form, answers, reply_id, ".chunk")
     for index, answer in enumerate(answers):
-        content, end = _stream_contents(body, answer, _choice_id(reply_id, index))
-        logprobs = _logprobs(body, answer)
+        content, end = _stream_contents(form, answer, _choice_id(reply_id, index))
+        logprobs = _logprobs(form, answer)
         yield _event({**head, "choices": [{**content, "index": index, "finish_reason": None, "logprobs": logprobs}]})
         yield _event({**head, "choices": [{**end, **_finish(answer, index), "logprobs": None}]})
-    if body.streams_usage:
-        yield _event({**head, "choices": [], "usage": _usage(body, answers)})
+    if form.streams_usage:
+        yield _event({**head, "choices": [], "usage": _usage(form, answers)})
     yield b"data: [DONE]\n\n"
 
 
-def _stream_contents(body: Body, answer: Answer, reply_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _stream_contents(form: ReplyForm, answer: Answer, reply_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Content of an answer's first event and of its end event."""
-    if not body.is_chat:
+    if not form.is_chat:
         return {"text": answer.text}, {"text": ""}
     reply = _reply(answer, reply_id)
     if "tool_calls" in reply:
@@ -75,13 +72,13 @@ def _event(value: Mapping[str, Any]) -> bytes:
     return b"data: " + encode(value) + b"\n\n"
 
 
-def _head(body: Body, answers: Sequence[Answer], reply_id: str, suffix: str) -> dict[str, Any]:
-    kind = f"chat.completion{suffix}" if body.is_chat else "text_completion"
+def _head(form: ReplyForm, answers: Sequence[Answer], reply_id: str, suffix: str) -> dict[str, Any]:
+    kind = f"chat.completion{suffix}" if form.is_chat else "text_completion"
     return {
-        "id": f"{'chatcmpl' if body.is_chat else 'cmpl'}-{reply_id}",
+        "id": f"{'chatcmpl' if form.is_chat else 'cmpl'}-{reply_id}",
         "object": kind,
         "created": int(time.time()),
-        "model": body.model,
+        "model": form.model,
         "rlhf": {"turn": answers[0].turn, "policy_version": answers[0].policy_version},
     }
 
@@ -114,12 +111,11 @@ def _finish(answer: Answer, index: int) -> dict[str, Any]:
     return {"index": index, "finish_reason": "tool_calls" if answer.tool_calls else answer.finish_reason}
 
 
-def _logprobs(body: Body, answer: Answer) -> dict[str, Any] | None:
+def _logprobs(form: ReplyForm, answer: Answer) -> dict[str, Any] | None:
     if answer.tokens is None:
         return None
-    if body.is_chat:
-        content = [{**_token(each.text, each.logprob), "top_logprobs": _top(each)} for each in answer.tokens]
-        return {"content": content, "refusal": None}
+    if form.is_chat:
+        return {"content": token_logprobs(answer.tokens), "refusal": None}
     offsets, offset = [], 0
     for each in answer.tokens:
         offsets.append(offset)
@@ -133,16 +129,6 @@ def _logprobs(body: Body, answer: Answer) -> dict[str, Any] | None:
     }
 
 
-def _top(token: TokenLogprob) -> list[dict[str, Any]]:
-    return [_token(text, logprob) for text, logprob in token.top]
-
-
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    """A token in the form of chat completions. Its bytes are null if it is a part of a character."""
-    is_complete = bool(text) and "\ufffd" not in text
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if is_complete else None}
-
-
 def _top_by_text(token: TokenLogprob) -> dict[str, float] | None:
     """The most likely tokens and the token itself. Of tokens with equal text, the most likely one is listed."""
     if token.logprob is None:
@@ -153,8 +139,8 @@ def _top_by_text(token: TokenLogprob) -> dict[str, float] | None:
     return found
 
 
-def _usage(body: Body, answers: Sequence[Answer]) -> dict[str, int]:
+def _usage(form: ReplyForm, answers: Sequence[Answer]) -> dict[str, int]:
     """Token counts. A prompt with several answers counts once."""
-    prompt = sum(answer.prompt_tokens for answer in answers[:: body.num_choices])
+    prompt = sum(answer.prompt_tokens for answer in answers[:: form.num_choices])
     completion = sum(answer.completion_tokens for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
