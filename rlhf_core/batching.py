@@ -50,7 +50,7 @@ def fills_host_memory(device_type: str, num_parameters: int) -> bool:
     return device_type == "cpu" and num_parameters >= _LARGE_MODEL_PARAMETERS
 
 
-def collate(items: Sequence[BufferItem]) -> Experience:
+def collate(items: Sequence[BufferItem], *, with_inputs: bool = True) -> Experience:
     """Pad samples to their longest prompt and longest response, and stack them on their device.
 
     Padding is 0, but -1 in `support_ids` and `fill` in columns. Only the masks distinguish padding from real tokens.
@@ -58,6 +58,8 @@ def collate(items: Sequence[BufferItem]) -> Experience:
     Args:
         items: At least one. An optional field or column must be set in all items or in none, except `support_ids`,
             which a sample without truncated sampling lacks, and columns that are declared `optional`.
+        with_inputs: Whether to include columns that are model inputs. Their values may differ in shape, and are padded
+            in every dimension.
 
     Returns:
         A batch of B = `len(items)` rows in the same order. See `Experience` for shapes and dtypes.
@@ -95,7 +97,7 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         return column(name, torch.float32) if _all_have(f"`{name}`", items, rows) else None
 
     fields = {name: (kind, [getattr(item, name) for item in items]) for name, kind in _FIELDS.items()}
-    kinds = {name: kind for item in items for name, kind in item.columns.kinds.items()}
+    kinds = {n: k for item in items for n, k in item.columns.kinds.items() if with_inputs or not k.model_input}
     values = {
         name: _stack(f"column {name!r}", kind, items, [item.columns.get(name) for item in items], action_width)
         for name, kind in kinds.items()
@@ -293,6 +295,11 @@ def _stack(label: str, kind: Column, items: Sequence[BufferItem], rows: Sequence
     if kind.per == "metrics":
         return tuple(rows)
     first: Tensor = next(row for row in rows if row is not None)
+    if kind.model_input and any(row.shape != first.shape for row in rows):
+        stacked = first.new_full((len(rows), *map(max, zip(*(row.shape for row in rows), strict=True))), kind.fill)
+        for place, row in zip(stacked, rows, strict=True):
+            place[tuple(map(slice, row.shape))] = row
+        return stacked
     inner = first.shape[1:] if kind.per == "token" else first.shape
     shapes = [(item.num_response_tokens, *inner) if kind.per == "token" else inner for item in items]
     filled = [first.new_full(s, kind.fill) if row is None else row for row, s in zip(rows, shapes, strict=True)]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from .models.kinds import ModelKind
     from .strategy import Strategy
 
 API_VERSION = 3
@@ -99,6 +100,8 @@ class AlgorithmContext:
     """Tokenizer of the policy."""
     score: Callable[[Mapping[str, float]], float] = lambda rewards: math.fsum(rewards.values())
     """Raw rewards of one sample, by name -> its score: weighted and clipped as in the run, but not normalized."""
+    kind: ModelKind | None = None
+    """Kind of the policy, which encodes prompts with inputs of the model. None if only text is encoded."""
 
 
 @dataclass(frozen=True, slots=True)

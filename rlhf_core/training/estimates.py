@@ -166,7 +166,8 @@ class EpisodeEstimator:
 
     def _local_rows(self, items: list[BufferItem], view: EpisodeView, timer: PhaseTimer) -> Experience:
         """Batch of the rows that this rank computes from, with the view of the whole episode. Collective."""
-        rows = collate(self._with_log_probs(items, timer))
+        # Model inputs may be large, and advantages do not depend on them.
+        rows = collate(self._with_log_probs(items, timer), with_inputs=False)
         # This rank may hold one branch of a sample without the others, so branches come from the view.
         branches = None if view.branches is None else view.local(view.branches)
         return replace(rows, scores=view.local(view.scores), branches=branches, view=view)

@@ -56,6 +56,7 @@ class RunInputs:
             resolved.run.train.samples_per_prompt,
             self.tokenizer,
             score=partial(combined_score, resolved.reward_weights, resolved.run.reward_scaling.clip),
+            kind=model_kind_for(resolved.run.model),
         )
         return cast("Algorithm[Any, Any]", resolved.algorithm.build(resolved.algorithm.config, context))
 

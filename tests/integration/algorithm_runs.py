@@ -72,7 +72,8 @@ def with_every_function() -> dict[str, dict[str, Any]]:
             **WEIGHTS[number % len(WEIGHTS)],
             **extra,
             "kl_coef": 0.05,
-            "kl_in": "reward" if number % 3 == 0 else "loss",
+            # A KL in the reward makes it negative, which max-likelihood refuses.
+            "kl_in": "reward" if number % 3 == 0 and own["advantage"] != "max-likelihood" else "loss",
         }
     return found
 

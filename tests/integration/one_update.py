@@ -24,6 +24,7 @@ from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimator
 from rlhf_core.types import BufferItem, PhaseTimes, SamplingParams
 from rlhf_forward import policy_forward
+from rlhf_group.score_norms import SCORE_NORM, ScoreNormPass
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.samples import make_item
 from rlhf_testing.thread_ranks import Ranks
@@ -88,7 +89,8 @@ def _items() -> tuple[BufferItem, ...]:
         rewards = {"length": float(sample % 4), "form": float(sample % 2)}
         item = replace(make_item(sample, group_id=sample // 3, num_actions=length), rewards=rewards)
         greedy = {GREEDY_REWARDS: {"length": float(sample // 3 % 2), "form": 0.5}}
-        item = replace(item, columns=Columns(greedy, GREEDY_COLUMNS))
+        norms = {SCORE_NORM: torch.rand(length, generator=generator)}
+        item = replace(item, columns=Columns({**greedy, **norms}, {**GREEDY_COLUMNS, **ScoreNormPass.columns}))
         plain.append(replace(item, truncated=length == _LONGEST, values=torch.randn(length, generator=generator) / 5))
     batch = collate(plain)
     with torch.no_grad():

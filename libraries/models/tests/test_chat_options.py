@@ -128,6 +128,6 @@ def test_a_tokenizer_without_a_template_and_names_that_cannot_be_set():
 
 def test_content_in_parts_is_refused_by_name():
     parts = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    with pytest.raises(DataError, match=r"has parts \(text, image_url\)") as caught:
+    with pytest.raises(DataError, match=r"`content` is a list, not text") as caught:
         prompt(chat_tokenizer("chatml"), [{"role": "user", "content": parts}])
     assert caught.value.where == "line 1"

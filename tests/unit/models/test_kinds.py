@@ -106,6 +106,16 @@ def test_a_batch_with_inputs_is_not_packed():
     assert torch.equal(rows.inputs["condition"], torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]))
 
 
+def test_inputs_of_different_shapes_are_padded_in_every_dimension():
+    kinds = {"pixels": Column(per="prompt", fill=-1.0, model_input=True), "note": Column(per="prompt")}
+    pixels = [torch.ones(2, 3), torch.ones(1, 4), torch.ones(0, 4)]
+    items = [replace(make_item(i), columns=Columns({"pixels": p, "note": i}, kinds)) for i, p in enumerate(pixels)]
+    batch = collate(items).columns["pixels"]
+    assert batch[0].tolist() == [[1, 1, 1, -1], [1, 1, 1, -1]] and batch[1].tolist() == [[1] * 4, [-1] * 4]
+    assert batch.shape == (3, 2, 4) and (batch[2] == -1).all()
+    assert list(collate(items, with_inputs=False).columns) == ["note"]
+
+
 def test_only_columns_per_prompt_are_inputs():
     with pytest.raises(PluginError, match="a column per token is a model_input"):
         Column(model_input=True)

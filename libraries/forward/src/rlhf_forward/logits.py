@@ -23,6 +23,7 @@ def causal_lm_logits(
     attention_mask: Tensor,
     *,
     logits_to_keep: int | None = None,
+    columns: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Compute the logits of padded sequences.
 
@@ -31,13 +32,14 @@ def causal_lm_logits(
         input_ids: [B, S] int64, padded on either side.
         attention_mask: [B, S] bool, True = a real token.
         logits_to_keep: Number of last positions to compute, if the model supports it. None computes all.
+        columns: Name -> [B, ...], inputs of the model from the prompts.
 
     Returns:
         [B, S, V] or [B, logits_to_keep, V], in the model's dtype.
     """
     inner = innermost(model)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
-    inputs |= model_kind_of(inner).inputs(input_ids, attention_mask, {})
+    inputs |= model_kind_of(inner).inputs(input_ids, attention_mask, columns or {})
     return call(model, inner, inputs, logits_to_keep, attention_mask.sum(1, keepdim=True))
 
 
@@ -87,7 +89,14 @@ def innermost(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor) -> Tensor:
+def token_logits(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    is_read: Tensor,
+    *,
+    columns: Mapping[str, Tensor] | None = None,
+) -> Tensor:
     """Compute the logits at some positions, in the layout of the applied passes.
 
     Args:
@@ -95,17 +104,25 @@ def token_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is
         input_ids: [B, S] int64, padded on the right.
         attention_mask: [B, S] bool, True = a real token.
         is_read: [B, S] bool, True = compute the logits of this position.
+        columns: Name -> [B, ...], inputs of the model from the prompts.
 
     Returns:
         [N, V] for the N True positions of `is_read`, in the model's dtype.
     """
     inner = innermost(model)
-    rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read))
+    rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read, columns or {}))
     logits: Tensor = rows.of_actions(call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
     return logits
 
 
-def next_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor) -> Tensor:
+def next_log_probs(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    is_read: Tensor,
+    *,
+    columns: Mapping[str, Tensor] | None = None,
+) -> Tensor:
     """Compute the log-probs of the tokens after some positions, by the applied passes and in their layout.
 
     Args:
@@ -113,6 +130,7 @@ def next_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, 
         input_ids: [B, S] int64, padded on the right.
         attention_mask: [B, S] bool, True = a real token.
         is_read: [B, S] bool, True = compute the log-prob of the next token. False in the last column.
+        columns: Name -> [B, ...], inputs of the model from the prompts.
 
     Returns:
         [B, S] float32 nats, 0 where `is_read` is False.
@@ -121,12 +139,19 @@ def next_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, 
         targets = torch.nn.functional.pad(loss_mask[:, 1:], (0, 1))
         loss = -next_log_probs(model, ids, attention_mask, targets).sum()
     """
-    log_probs = label_log_probs(model, input_ids, attention_mask, is_read, input_ids.roll(-1, 1)[is_read])
+    labels = input_ids.roll(-1, 1)[is_read]
+    log_probs = label_log_probs(model, input_ids, attention_mask, is_read, labels, columns=columns)
     return torch.zeros_like(is_read, dtype=log_probs.dtype).index_put((is_read,), log_probs)
 
 
 def label_log_probs(
-    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, is_read: Tensor, labels: Tensor
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    is_read: Tensor,
+    labels: Tensor,
+    *,
+    columns: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Compute the log-prob of a label at some positions, by the applied passes and in their layout.
 
@@ -138,12 +163,13 @@ def label_log_probs(
         attention_mask: [B, S] bool, True = a real token.
         is_read: [B, S] bool, True = compute the log-prob of this position's label.
         labels: [N] int64, for the N True positions of `is_read`.
+        columns: Name -> [B, ...], inputs of the model from the prompts.
 
     Returns:
         [N] float32 nats, at temperature 1.
     """
     inner = innermost(model)
-    rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read))
+    rows = lay_out(inner, PaddedRows(input_ids, attention_mask, is_read, columns or {}))
     wanted = ActionLabels(labels, 1.0, with_entropy=False, entropy_grad=False)
 
     def run() -> Tensor:

@@ -25,3 +25,4 @@ from .jobs import checked_completion as checked_completion
 from .jobs import truncation_problem as truncation_problem
 from .limits import answer_limit as answer_limit
 from .noise import disable_dropout as disable_dropout
+from .prompt_inputs import PromptInputs as PromptInputs

@@ -135,6 +135,19 @@ class CausalLM(ModelKind):
         Raises:
             UserInputError: the tokenizer cannot be loaded.
         """
+        tokenizer: PreTrainedTokenizerBase = self.read_tokenizer()
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if self.model.chat is not None:
+            set_chat_options(tokenizer, self.model.chat)
+        return tokenizer
+
+    def read_tokenizer(self) -> Any:
+        """Read the tokenizer of the path, before options are applied.
+
+        Raises:
+            UserInputError: the tokenizer cannot be loaded.
+        """
         from transformers import AutoTokenizer
 
         config = self.model
@@ -143,18 +156,13 @@ class CausalLM(ModelKind):
             path = str(_builtin_folder(path))
         check_hub(path, where=WHERE)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         except Exception as error:  # `tokenizers` raises plain exceptions on a broken file
             raise UserInputError(
                 f"cannot load the tokenizer of {config.path!r}: {first_line(error)}",
                 where=WHERE,
                 hint=None if Path(config.path).exists() else "check the name and the network, or use a model folder",
             ) from error
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        if config.chat is not None:
-            set_chat_options(tokenizer, config.chat)
-        return tokenizer
 
     def check_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Check that every token of the policy's vocabulary has the same id here, since the model encodes no text."""

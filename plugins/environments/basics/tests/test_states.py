@@ -28,9 +28,7 @@ def user() -> User:
 
 
 @pytest.mark.parametrize("num_steps", range(4))
-@pytest.mark.parametrize(
-    "make", [GuessNumber, lambda: GuessNumber(shuffle_observations=True), Conversation, user], ids=str
-)
+@pytest.mark.parametrize("make", [GuessNumber, lambda: GuessNumber(shuffle_observations=True), Conversation, user])
 def test_a_state_continues(make: Callable[[], Any], num_steps: int) -> None:
     prompt = SimpleNamespace(
         text="",

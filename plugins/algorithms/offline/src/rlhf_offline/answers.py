@@ -90,7 +90,8 @@ def mismatched(lines: Sequence[Answers]) -> list[Answers]:
 
 def _with_answer(prompt: Example, answer: Example) -> Example:
     before, after = prompt.input_ids[~prompt.loss_mask], answer.input_ids[answer.loss_mask]
-    return Example(torch.cat([before, after]), torch.arange(len(before) + len(after)) >= len(before))
+    is_answer = torch.arange(len(before) + len(after)) >= len(before)
+    return Example(torch.cat([before, after]), is_answer, columns=prompt.columns)
 
 
 class KnownReference:
@@ -109,6 +110,10 @@ class KnownReference:
 
 def _digest(line: Answers) -> bytes:
     ids: list[int] = []
+    digest = blake2b(digest_size=16)
     for example in line.answers:
         ids += [-1, int((~example.loss_mask).sum()), *example.input_ids.tolist()]
-    return blake2b(repr(ids).encode(), digest_size=16).digest()
+        for name, values in example.columns.model_inputs.items():
+            digest.update(f"{name} {list(values.shape)}".encode() + values.contiguous().numpy().tobytes())
+    digest.update(repr(ids).encode())
+    return digest.digest()

@@ -60,8 +60,10 @@ class PairLines(PolicyOnly[Answers, AnswersBatch]):
         tokenizer: PreTrainedTokenizerBase,
     ) -> Answers | None:
         """Encode the answers with these keys. None if one is too long."""
-        add_eos, where = self.config.add_eos, self.name
-        answers = [answer_example(record, record[key], tokenizer, add_eos=add_eos, where=where) for key in keys]
+        add_eos, where, kind = self.config.add_eos, self.name, self.kind
+        answers = [
+            answer_example(record, record[key], tokenizer, add_eos=add_eos, where=where, kind=kind) for key in keys
+        ]
         is_too_long = max(each.num_tokens for each in answers) > self.config.max_tokens
         return None if is_too_long else Answers(tuple(answers), good)
 

@@ -31,6 +31,7 @@ class PolicyOnly(DatasetAlgorithm[ItemT, BatchT]):
 
     def __init__(self, config: Any, context: AlgorithmContext) -> None:
         self.config = config
+        self.kind = context.kind
         scores = self.model_kind == "sequence-classification"
         self._pad_id = set_pad_token(context.tokenizer) if scores else 0
 

@@ -40,9 +40,16 @@ class SFT(PolicyOnly[Example, ExampleBatch]):
         """Encode `prompt` (text or chat messages) and `completion` (text), or `messages` (a whole conversation)."""
         self.check_record(record)
         if record.get("completion") is None:
+            if record.get("images"):
+                raise DataError(
+                    "the record is a conversation with images, which is not supported",
+                    where="sft",
+                    hint='write its last answer as {"prompt": [messages before it], "completion": "…"}',
+                )
             example = conversation_example(record["messages"], tokenizer, turns=self.config.turns)
         else:
-            example = answer_example(record, record["completion"], tokenizer, add_eos=self.config.add_eos, where="sft")
+            add_eos, kind = self.config.add_eos, self.kind
+            example = answer_example(record, record["completion"], tokenizer, add_eos=add_eos, where="sft", kind=kind)
         return example if example.num_tokens <= self.config.max_tokens else None
 
     def collate(self, items: Sequence[Example]) -> ExampleBatch:
@@ -55,7 +62,8 @@ class SFT(PolicyOnly[Example, ExampleBatch]):
         policy, mask = models["policy"], batch.target_mask
         if self.config.packing:
             is_read = torch.nn.functional.pad(mask, (0, 1))
-            logits = token_logits(policy, batch.input_ids, batch.attention_mask, is_read)
+            inputs = batch.columns.model_inputs
+            logits = token_logits(policy, batch.input_ids, batch.attention_mask, is_read, columns=inputs)
         else:
             logits = target_logits(policy, batch)[mask]
         labels = batch.targets[mask]

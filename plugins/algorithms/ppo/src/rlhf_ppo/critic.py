@@ -61,10 +61,10 @@ class Critic(nn.Module):
             causal_lm: Any = path_or_model
             model = causal_lm.get_base_model() if is_lora(causal_lm) else causal_lm
             trunk = copy.deepcopy(model.base_model)
-            return cls(trunk, trunk.config.hidden_size)
+            return cls(trunk, _hidden_size(trunk.config))
         check_hub(str(path_or_model), where="Critic.from_pretrained")
         trunk = AutoModel.from_pretrained(path_or_model, dtype=dtype, use_safetensors=True)
-        critic = cls(trunk, trunk.config.hidden_size)
+        critic = cls(trunk, _hidden_size(trunk.config))
         head = Path(path_or_model) / HEAD_FILE
         if head.exists():
             critic.value_head.load_state_dict(load_file(head))
@@ -120,6 +120,11 @@ class Critic(nn.Module):
         values: Tensor = self.value_head(hidden.to(self.value_head.weight.dtype))
         # Copy, because FSDP's backward hook is registered on the output and does not work on a view.
         return values.squeeze(-1).to(torch.float32, copy=True)
+
+
+def _hidden_size(config: Any) -> int:
+    """Width of the hidden states, that of the language model if the config has several."""
+    return int(config.get_text_config(decoder=True).hidden_size)
 
 
 def critic_metrics(episode: Experience, view: EpisodeView, returns: Tensor) -> dict[str, float]:

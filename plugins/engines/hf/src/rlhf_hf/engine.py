@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from rlhf_core.errors import ConfigError, OutOfMemoryError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_forward import BannedWords
-from rlhf_models import check_same_weights, eos_token_ids
+from rlhf_models import PromptInputs, check_same_weights, eos_token_ids
 
 from .cache import round_down, round_up
 from .config import HfEngineConfig
@@ -124,9 +124,7 @@ class HfEngine:
                 where="engine hf",
                 hint=f"raise engine.max_cache_tokens to {round_up(longest)} or lower engine.max_new_tokens",
             )
-        # Extra model inputs may belong to any token, so full sequences are computed without a cache.
-        recomputes = self._forward.kind.inputs_differ or any(row.request.inputs for row in rows)
-        name = "recompute" if recomputes else self.path.name
+        name = self._path_of(rows)
         if name == "slots":
             # Waiting prompts are prefilled ahead, many per call, if the cache limit has room for them.
             num_ahead = min(num_slots // 2, config.max_cache_tokens // round_up(longest) - num_slots)
@@ -135,6 +133,16 @@ class HfEngine:
             return SlotBatch(model, config.prefill_batch_tokens, self._prefixes, max(1, num_ahead))
         matching = take_matching(rows, num_slots, same_length=name != "padded")
         return LockstepBatch(LockstepModel(self._forward, name), matching)
+
+    def _path_of(self, rows: Sequence[DecodingRow]) -> Literal["slots", "padded", "equal", "recompute"]:
+        """Path of a batch that starts with these waiting rows."""
+        kind = self._forward.kind
+        has_inputs = any(row.request.inputs for row in rows)
+        if isinstance(kind, PromptInputs):
+            is_cached = has_inputs and self.path.name != "recompute"
+            return "equal" if is_cached else self.path.name
+        # Other model inputs may belong to any token, so full sequences are computed without a cache.
+        return "recompute" if has_inputs or kind.inputs_differ else self.path.name
 
     def _completions(
         self, running: RunningBatch, between: Callable[[], Sequence[SamplingRequest]], *, in_flight: bool = False

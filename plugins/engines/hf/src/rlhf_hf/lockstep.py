@@ -2,8 +2,9 @@
 
 There are three, from fastest to safest. `padded`: prompts of any lengths, padded on the left (attention models, sliding
 windows included). `equal`: batches of prompts with equal length, without padding or a mask (recurrent and hybrid
-models, and those whose rotary embedding depends on a row's length). `recompute`: the same without a cache (models
-without a known cache, and requests with inputs for the model).
+models, those whose rotary embedding depends on a row's length, and requests with inputs of a `PromptInputs` kind, whose
+prompts are computed once for all answers). `recompute`: the same without a cache (models without a known cache, and
+requests with other inputs for the model).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+
+from rlhf_models import PromptInputs
 
 from .forward import ModelForward
 from .rows import DecodingRow, sample
@@ -32,15 +35,18 @@ class LockstepModel:
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.bool)
         self._columns: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] | None = None
+        """Values for tokens after prompts with inputs (`PromptInputs.kept`)."""
 
     def start(self, prompts: Sequence[Sequence[int]], inputs: Sequence[Mapping[str, Tensor]] = ()) -> Tensor:
         """Start a new batch and return the next-token logits [B, V] of the prompts.
 
-        `inputs`: model inputs of each prompt, with equal names and shapes. Only for `recompute`.
+        `inputs`: model inputs of each prompt, with equal names and shapes. Only for `equal` and `recompute`.
         """
+        if self.way == "equal" and inputs and inputs[0]:
+            return self._start_shared(prompts, inputs)
         longest, device = max(map(len, prompts)), self._forward.device
-        names = inputs[0] if inputs else ()
-        self._columns = {name: torch.stack([each[name] for each in inputs]).to(device) for name in names}
+        self._columns = self._stacked(inputs)
         assert self.way == "padded" or min(map(len, prompts)) == longest
         padded = torch.tensor([[*([0] * (longest - len(p))), *p] for p in prompts], device=device)
         pads = torch.tensor([longest - len(p) for p in prompts], device=device)
@@ -48,6 +54,36 @@ class LockstepModel:
         # The config determines which layers have a sliding window or a recurrent state.
         self._cache = DynamicCache(config=self._forward.config) if self.way == "padded" else None
         return self._run(padded)
+
+    def _start_shared(self, prompts: Sequence[Sequence[int]], inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Compute each different prompt once with its inputs, and return the logits [B, V] of all rows."""
+        keys = [(tuple(prompt), *map(id, each.values())) for prompt, each in zip(prompts, inputs, strict=True)]
+        firsts = {key: keys.index(key) for key in keys}
+        places = {key: place for place, key in enumerate(firsts)}
+        device = self._forward.device
+        ids = torch.tensor([list(prompts[first]) for first in firsts.values()], device=device)
+        columns = self._stacked([inputs[first] for first in firsts.values()])
+        mask = torch.ones(ids.shape, dtype=torch.bool, device=device)
+        arguments = {**self._forward.kind.inputs(ids, mask, columns)}
+        positions = arguments.pop("position_ids", None)
+        logits, cache = self._forward(
+            ids,
+            position_ids=positions,
+            cache=DynamicCache(config=self._forward.config),
+            use_cache=True,
+            inputs=arguments,
+        )
+        index = torch.tensor([places[key] for key in keys], device=device)
+        cache.batch_select_indices(index)
+        self._cache, self._mask = cache, mask[index]
+        assert isinstance(self._forward.kind, PromptInputs)
+        self._kept = {name: values[index] for name, values in self._forward.kind.kept(columns).items()}
+        return logits[index, -1]
+
+    def _stacked(self, inputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Model inputs of a batch, name -> [B, ...]."""
+        names = inputs[0] if inputs else ()
+        return {name: torch.stack([each[name] for each in inputs]).to(self._forward.device) for name in names}
 
     def step(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Next-token logits [B, V] of the full sequences, each one token longer than at the last call."""
@@ -64,6 +100,11 @@ class LockstepModel:
         # Positions are clamped for ended rows, which may step past the model's last position.
         if self.way == "recompute":
             inputs = {**self._forward.kind.inputs(input_ids, self._mask, self._columns)}
+            positions = inputs.pop("position_ids", None)
+        elif self._kept is not None:
+            assert isinstance(self._forward.kind, PromptInputs)
+            lengths = self._mask.sum(1) - input_ids.shape[1]
+            inputs = {**self._forward.kind.continued(input_ids, lengths, self._kept)}
             positions = inputs.pop("position_ids", None)
         else:
             inputs, positions = {}, self._mask.cumsum(dim=1)[:, -input_ids.shape[1] :] - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,40 @@ class StreamedRows(_Renamed):
 def build(config: HfDatasetConfig, context: TaskContext) -> PromptSource | StreamedRows:
     """Build the prompt source `hf-dataset`."""
     if config.streaming:
-        return StreamedRows(_load_hub(config), config.columns, config.path)
+        return StreamedRows(_without_decoding(_load_hub(config)), config.columns, config.path)
     path = context.base_folder / Path(config.path).expanduser()
     if path.is_file() and path.suffix == ".jsonl":  # `datasets` would convert texts that look like dates
         jsonl = load("prompts", "jsonl")
         rows = jsonl.build(jsonl.component.config(path=str(path)), context)
     elif path.exists():
-        rows = _load_local(path, config.split)
+        rows = _without_decoding(_load_local(path, config.split))
     elif _HUB_NAME.match(config.path) and Path(config.path).suffix not in (".jsonl", *_BUILDERS):
-        rows = _load_hub(config)
+        rows = _without_decoding(_load_hub(config))
     else:
         raise DataError("the file or folder does not exist", where=str(path), hint="check prompts.path")
     return MappedRows(rows, config.columns, config.path)
+
+
+def _without_decoding(rows: Any) -> Any:
+    """Return rows whose images are mappings with `bytes` and `path`.
+
+    `datasets` would decode images of any size and format, open files in any folder, and download addresses.
+    """
+    for name, feature in (getattr(rows, "features", None) or {}).items():
+        if (changed := _undecoded(feature)) != feature:
+            rows = rows.cast_column(name, changed)
+    return rows
+
+
+def _undecoded(feature: Any) -> Any:
+    """Return a feature of `datasets` with its images not decoded, nested ones included."""
+    if type(feature).__name__ == "Image" and hasattr(feature, "decode"):
+        return replace(feature, decode=False)
+    if isinstance(feature, dict):
+        return {name: _undecoded(each) for name, each in feature.items()}
+    if isinstance(feature, list):
+        return [_undecoded(each) for each in feature]
+    return replace(feature, feature=_undecoded(feature.feature)) if hasattr(feature, "feature") else feature
 
 
 def _load_local(path: Path, split: str) -> Any:

@@ -1,0 +1,12 @@
+from .chat import accept_text_messages as accept_text_messages
+from .chat import render_prompt as render_prompt
+from .decode import DecompressionBomb as DecompressionBomb
+from .decode import ImageError as ImageError
+from .decode import decode_image as decode_image
+from .limits import ImageLimits as ImageLimits
+from .reading import ImageReader as ImageReader
+from .records import read_images as read_images
+from .references import ImageReference as ImageReference
+from .references import find_markers as find_markers
+from .references import open_images as open_images
+from .seeing import is_known_kind as is_known_kind

@@ -1,0 +1,1 @@
+"""Image-text models of transformers as policies, and prompts with images."""

@@ -1,0 +1,79 @@
+"""Options of the prompt sources, and the types of models that the kind `image-text` loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from rlhf_core.config import Problem, PromptsConfig, ResolvedRun
+from rlhf_images import ImageLimits, is_known_kind
+
+TINY = "builtin:tiny-vision"
+FAMILIES: Mapping[str, str] = {
+    "llava": "families.llava:Llava",
+    "idefics3": "families.idefics3:Idefics3",
+    "smolvlm": "families.idefics3:Idefics3",
+    "gemma3": "families.gemma3:Gemma3",
+    "qwen2_vl": "families.qwen_vl:QwenVL",
+    "qwen2_5_vl": "families.qwen_vl:QwenVL",
+    "qwen3_vl": "families.qwen_vl:QwenVL",
+    "internvl": "families.internvl:InternVL",
+}
+"""`model_type` of a `config.json` -> module and class of its family."""
+
+
+class SeenPrompts(PromptsConfig):
+    """Base of sources whose prompts have images."""
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        """Report a model that would read the markers of images as text."""
+        path = run.run.model.path
+        if not is_known_kind(path):
+            yield Problem(
+                "name",
+                f"gives prompts with images, but {path!r} is not known as a model that sees",
+                f"use a folder of one of the types {', '.join(FAMILIES)}, or {TINY}. Download a model of the hub first",
+            )
+
+
+class ImagesConfig(SeenPrompts):
+    """Another source, whose records have images: image parts of chat messages, or a key `images`."""
+
+    of: dict[str, Any] = Field(
+        description="The source to read: its name and options, such as {name: jsonl, path: train.jsonl}."
+    )
+    folder: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of relative paths of images. Images outside of it are refused. null is the folder of the "
+        "source's `path`, or the current folder.",
+    )
+    limits: ImageLimits = Field(ImageLimits(), description="Bounds on each image.")
+
+    def selections(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        yield "prompts", "of", dict(self.of)
+
+    def with_selections(self, selected: Sequence[Mapping[str, Any]]) -> ImagesConfig:
+        chosen = {key: value for key, value in selected[0].items() if key in {"name", *self.of}}
+        return self.model_copy(update={"of": chosen})
+
+
+class DrawnDigitsConfig(SeenPrompts):
+    """Pictures of a digit, 32 x 32 pixels, and the question which digit it is."""
+
+    size: int = Field(10_000, ge=1, le=10**9, description="Number of different pictures.")
+    picture_seed: int = Field(0, ge=0, description="Selects the pictures, independent of the run's seed.")
+    shift: int = Field(1, ge=0, le=5, description="Maximum distance of a digit from the center, in pixels.")
+    noise: float = Field(0.05, ge=0, le=1, description="Standard deviation of the noise of each pixel.")
+    misread: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the completions (for `sft`) of digits above 2 that name the next digit instead, as by a "
+        "teacher that misreads. Answers, by which rewards judge, are always right.",
+    )
+    shuffled: bool = Field(
+        False, description="Whether each picture belongs to another problem, for a control run that cannot learn."
+    )

@@ -1,0 +1,119 @@
+"""Interface of a family of image-text models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.errors import UserInputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImages:
+    """The images of one prompt, ready for the model."""
+
+    texts: Sequence[str]
+    """For each image, the text with image tokens that takes the place of its placeholder."""
+    pixels: Tensor
+    """[rows, ...] float32: a row for each image, tile or patch, image by image."""
+    sizes: Tensor
+    """[images, k] int64. The first number is that of the image's rows in `pixels`, others belong to the family."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelBatch:
+    """The images of a batch without padding, in the order of its rows."""
+
+    is_image: Tensor
+    """[B, S] bool, True = an image token, which a feature of an image replaces."""
+    pixels: Tensor
+    """[rows, ...] float32."""
+    sizes: Tensor
+    """[images, k] int64."""
+
+
+class Family(ABC):
+    """Writes images in prompts, and creates the arguments of a forward pass.
+
+    An instance belongs to a model's folder: it has the config, the tokenizer and the image processor.
+    """
+
+    pixel_dims: ClassVar[int] = 4
+    """Number of dimensions of `EncodedImages.pixels`."""
+    size_columns: ClassVar[int] = 1
+    """Number of values for each image in `EncodedImages.sizes`."""
+    processor_class: ClassVar[str]
+    """Name of the PIL image processor in transformers that is used if the folder does not name one."""
+
+    def __init__(self, config: Any, tokenizer: Any, processor: Any) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.processor = processor
+
+    @property
+    @abstractmethod
+    def placeholder(self) -> str:
+        """Text that the chat template writes for an image part, and that stands for exactly one image."""
+
+    @property
+    def plain(self) -> str:
+        """Text that stands for an image in a prompt without a chat template. It contains `placeholder`."""
+        return self.placeholder
+
+    @property
+    def image_token_id(self) -> int:
+        """Id of the tokens that features replace."""
+        return int(self.config.image_token_id)
+
+    @property
+    def image_token(self) -> str:
+        """Text of the image token."""
+        return str(self.tokenizer.convert_ids_to_tokens(self.image_token_id))
+
+    @abstractmethod
+    def encode(self, images: Sequence[Image]) -> EncodedImages:
+        """Encode at least one image, in RGB."""
+
+    @abstractmethod
+    def arguments(self, batch: PixelBatch) -> Mapping[str, Any]:
+        """Return the forward's arguments for a batch with at least one image."""
+
+    def text_arguments(self, input_ids: Tensor, attention_mask: Tensor) -> Mapping[str, Any]:
+        """Return the forward's other arguments, which it also needs without images. [B, S] int64 and bool."""
+        return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
+
+    def position_offset(self, sizes: Tensor) -> int:
+        """Return the position of the token after a prompt, minus the prompt's length. `sizes`: its images."""
+        return 0
+
+    def unused(self, model: Any) -> Sequence[nn.Module]:
+        """Return the parts of the model that do not change its output. They are not trained."""
+        return ()
+
+    def processed(self, images: Sequence[Image], **options: Any) -> Mapping[str, Any]:
+        """Return the results of the image processor, as tensors."""
+        result: Mapping[str, Any] = self.processor(list(images), return_tensors="pt", **options)
+        return result
+
+    def whole(self, value: float, what: str) -> int:
+        """Return a number of tokens as an int. Raises `UserInputError` if config and processor do not fit."""
+        if value < 1 or value != int(value):
+            raise UserInputError(
+                f"{what} gives {value:g} image tokens, not a whole number",
+                where="model.path",
+                hint="the folder's preprocessor_config.json belongs to another model",
+            )
+        return int(value)
+
+
+def ones(count: int) -> Tensor:
+    """Return sizes of images with one row each, [count, 1]."""
+    return torch.ones(count, 1, dtype=torch.int64)

@@ -1,0 +1,78 @@
+"""The prompt source `images`: reads the images of another source's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.components import TaskContext
+from rlhf_core.errors import DataError
+from rlhf_core.plugins import load
+from rlhf_core.protocols import PromptSource
+from rlhf_images import ImageReader, read_images
+
+from .config import ImagesConfig
+
+
+class ImageRecords:
+    """The records of a source with references to their images.
+
+    Its digest covers the content of all images, since core computes it from the records, whose references contain the
+    hash of each image.
+    """
+
+    def __init__(self, source: PromptSource, reader: ImageReader) -> None:
+        self._source = source
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        return read_images(self._source[index], self._reader)
+
+    def describe(self, index: int) -> str:
+        describe = getattr(self._source, "describe", None)
+        return str(describe(index)) if callable(describe) else f"record {index + 1}"
+
+    def scan(self) -> Iterator[Mapping[str, Any] | DataError]:
+        """Yield every record, or its error."""
+        scan = getattr(self._source, "scan", None)
+        for record in scan() if scan is not None else self._each():
+            try:
+                yield record if isinstance(record, DataError) else read_images(record, self._reader)
+            except DataError as error:
+                yield error
+
+    def _each(self) -> Iterator[Mapping[str, Any] | DataError]:
+        for index in range(len(self._source)):
+            try:
+                yield self._source[index]
+            except DataError as error:
+                yield error
+
+
+def build(config: ImagesConfig, context: TaskContext) -> PromptSource:
+    """Build the prompt source `images`."""
+    selected = load("prompts", str(config.of.get("name")))
+    model = selected.component.config
+    options = {name: value for name, value in config.of.items() if name in model.model_fields and name != "name"}
+    source: Any = selected.build(model.model_validate(options), context)
+    if not isinstance(source, PromptSource) or hasattr(source, "make_stream"):
+        raise DataError(
+            f"{selected.label} has its own order or no length, so its images cannot be read",
+            where="prompts.of",
+            hint="put `images` into the sources of the mixture instead, or set streaming: false",
+        )
+    return ImageRecords(source, ImageReader(config.limits, _folder(config, context)))
+
+
+def _folder(config: ImagesConfig, context: TaskContext) -> Path:
+    base = context.base_folder
+    if config.folder is not None:
+        return base / Path(config.folder).expanduser()
+    if not isinstance(path := config.of.get("path"), str):
+        return base
+    path = base / Path(path).expanduser()
+    return path.parent if path.is_file() else path if path.is_dir() else base

@@ -1,0 +1,215 @@
+"""The kind of model `image-text`: transformers' `AutoModelForImageTextToText`, fed with the images of prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core import Column
+from rlhf_core.errors import DataError, UserInputError, first_line
+from rlhf_images import ImageReference, accept_text_messages, render_prompt
+from rlhf_models import CausalLM, PromptInputs, from_files
+
+from .config import FAMILIES, TINY
+from .families.base import Family, PixelBatch
+from .tiny import tiny_config, tiny_model, tiny_processor, tiny_tokenizer
+
+logger = logging.getLogger(__name__)
+PIXELS, SIZES, COUNT = "images_pixels", "images_sizes", "images_tokens"
+_WHERE = "model.path"
+_LANGUAGE = frozenset({"language_model", "text_model"})
+"""Names of the language model in the families. Vision towers of some have a part `vision_model`."""
+
+
+class ImageText(PromptInputs, CausalLM):
+    """Encodes images in prompts, and feeds them to the model in every forward pass."""
+
+    columns: Mapping[str, Column] = {
+        PIXELS: Column(per="prompt", model_input=True),
+        SIZES: Column(per="prompt", dtype="int64", model_input=True),
+        COUNT: Column(per="prompt", dtype="int64", model_input=True),
+    }
+    """Rows of pixels, [rows, ...]. Sizes of the images, [images, k]. Number of image tokens, []."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the family, which belongs to the process."""
+        return {name: value for name, value in vars(self).items() if name != "family"}
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether this is the model that is made in code."""
+        return self.model.path == TINY
+
+    @cached_property
+    def family(self) -> Family:
+        """The family of the model, with its config, tokenizer and image processor."""
+        return self._family(self.load_tokenizer())
+
+    def _family(self, tokenizer: Any) -> Family:
+        if self.is_tiny:
+            config: Any = tiny_config()
+        else:
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(self.model.path, trust_remote_code=self.model.trust_remote_code)
+        if config.model_type not in FAMILIES:
+            raise UserInputError(
+                f"image-text models of the type {config.model_type} are not supported",
+                where=_WHERE,
+                hint=f"use one of {', '.join(FAMILIES)}",
+            )
+        module, _, name = FAMILIES[config.model_type].partition(":")
+        family: type[Family] = getattr(import_module(f".{module}", __package__), name)
+        return family(config, tokenizer, tiny_processor() if self.is_tiny else self._processor(family))
+
+    def _processor(self, family: type[Family]) -> Any:
+        """Load the image processor in its PIL form, which does not need torchvision."""
+        import transformers
+
+        path = self.model.path
+        if not Path(path).is_dir():
+            raise UserInputError(f"there is no folder {path!r}", where=_WHERE, hint="download the model first")
+        try:
+            names = ("preprocessor_config.json", "processor_config.json")
+            if not any((Path(path) / name).is_file() for name in names):
+                return getattr(transformers, family.processor_class)()
+            return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+        except Exception as error:  # the class depends on the library that is missing or the file that is broken
+            raise UserInputError(
+                f"cannot load the image processor of {path!r}: {first_line(error)}",
+                where=_WHERE,
+                hint="get its preprocessor_config.json. If the message names torchvision: pip install torchvision",
+            ) from error
+
+    def check(self) -> None:
+        if not self.is_tiny:
+            super().check()
+
+    def read_tokenizer(self) -> Any:
+        return tiny_tokenizer() if self.is_tiny else super().read_tokenizer()
+
+    def load_tokenizer(self) -> Any:
+        tokenizer = super().load_tokenizer()
+        accept_text_messages(tokenizer)
+        return tokenizer
+
+    def load(self, *, dtype: torch.dtype, seed: int, tokenizer: Any) -> Any:
+        if self.is_tiny:
+            model = tiny_model(seed).to(dtype)
+        else:
+            model = from_files(self.model, dtype, "AutoModelForImageTextToText")
+        self._freeze_unused(model)
+        return model
+
+    def _freeze_unused(self, model: Any) -> None:
+        """Freeze parts without an effect. DDP would wait for their gradients."""
+        for part in self.family.unused(model):
+            part.requires_grad_(False)
+
+    def add_adapter(self, model: Any, options: Any, seed: int) -> Any:
+        """Add a LoRA adapter to all linear layers, to those named, or with `[language]` to those of the language model.
+
+        Args:
+            model: The loaded model.
+            options: The section `model.lora`.
+            seed: Seed of the adapter's weights.
+        """
+        if options.target_modules and list(options.target_modules) == ["language"]:
+            names = [
+                name
+                for name, module in model.named_modules()
+                if isinstance(module, nn.Linear) and any(part in _LANGUAGE for part in name.split("."))
+            ]
+            options = options.model_copy(update={"target_modules": names})
+        adapted = super().add_adapter(model, options, seed)
+        self._freeze_unused(model)
+        return adapted
+
+    def save(self, model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
+        super().save(model, weights, tokenizer, folder)
+        self.family.processor.save_pretrained(folder)
+
+    def encode(self, record: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
+        """Return the prompt's ids with image tokens, and the pixels of its images."""
+        references = record.get("images") or []
+        if not references:
+            return prompt_ids, self._no_images()
+        if not all(isinstance(each, ImageReference) for each in references):
+            raise DataError("its images are not read", hint="read the prompts with the source images")
+        family = self.family
+        encoded = family.encode([each.open() for each in references])
+        text, is_chat = render_prompt(record, family.tokenizer, family.plain)
+        pieces = text.split(family.placeholder)
+        if len(pieces) != len(references) + 1:
+            raise DataError(
+                f"its prompt has {len(references)} images, but its text contains {family.placeholder} "
+                f"{len(pieces) - 1} times",
+                hint="remove this text from the prompt, or check the model's chat template",
+            )
+        joined = pieces[0] + "".join(a + b for a, b in zip(encoded.texts, pieces[1:], strict=True))
+        ids = family.tokenizer(joined, add_special_tokens=not is_chat, verbose=False)["input_ids"]
+        count = ids.count(family.image_token_id)
+        if count != sum(each.count(family.image_token) for each in encoded.texts):
+            raise DataError(
+                f"its prompt has {count} image tokens, not those of its images",
+                hint=f"remove {family.image_token} from the text of the prompt",
+            )
+        return ids, {PIXELS: encoded.pixels, SIZES: encoded.sizes, COUNT: count}
+
+    def _no_images(self) -> dict[str, Any]:
+        family = self.family
+        shape, sizes = (0,) * family.pixel_dims, (0, family.size_columns)
+        return {PIXELS: torch.zeros(shape), SIZES: torch.zeros(sizes, dtype=torch.int64), COUNT: 0}
+
+    def inputs(self, input_ids: Tensor, attention_mask: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Return the forward's arguments. An image token that the policy sampled is read as the pad token."""
+        family = self.family
+        arguments = dict(family.text_arguments(input_ids, attention_mask))
+        if COUNT not in columns:
+            return arguments
+        is_token = (input_ids == family.image_token_id) & attention_mask
+        is_image = is_token & (is_token.cumsum(-1) <= columns[COUNT][:, None])
+        if bool((is_image.sum(-1) != columns[COUNT]).any()):
+            raise DataError(
+                "a sequence lacks image tokens of its prompt",
+                where="images",
+                hint="environments, and anything else that tokenizes prompts itself, cannot be used with images",
+            )
+        if bool((is_token & ~is_image).any()):
+            arguments["input_ids"] = input_ids.masked_fill(is_token & ~is_image, self._unread_id)
+        rows, sizes = columns[SIZES][:, :, 0], columns[SIZES]
+        if bool(rows.any()):
+            pixels = torch.cat([each[: int(row.sum())] for each, row in zip(columns[PIXELS], rows, strict=True)])
+            arguments |= family.arguments(PixelBatch(is_image, pixels, sizes[rows > 0]))
+        elif torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            # The other processes would wait for this one in the part that sees.
+            raise DataError(
+                "a batch without images, in a run with several processes",
+                where="prompts",
+                hint="use one process, or prompts that all have an image",
+            )
+        return arguments
+
+    def kept(self, columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the offset of positions after each prompt (see `PromptInputs`)."""
+        sizes = columns[SIZES]
+        offsets = [self.family.position_offset(each[each[:, 0] > 0]) for each in sizes]
+        return {"offsets": torch.tensor(offsets, device=sizes.device)}
+
+    def continued(self, input_ids: Tensor, lengths: Tensor, kept: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Return the forward's arguments for tokens that continue a cache (see `PromptInputs`)."""
+        is_token = input_ids == self.family.image_token_id
+        positions = (lengths + kept["offsets"])[:, None]
+        return {"input_ids": input_ids.masked_fill(is_token, self._unread_id), "position_ids": positions}
+
+    @property
+    def _unread_id(self) -> int:
+        tokenizer = self.family.tokenizer
+        return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
