@@ -5,6 +5,7 @@ Nothing waits for the disk either: what a power cut would take is not what tests
 
 import logging
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -69,6 +70,14 @@ def secrets_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlhf_core.util import redact
 
     monkeypatch.setattr(redact, "_known", dict(redact._known))
+
+
+@pytest.fixture(autouse=True)
+def products_as_before() -> Iterator[None]:
+    """Once a large model has run, the process has a choice of matrix products, and each later run records it."""
+    yield
+    if "rlhf_passes.products" in sys.modules:
+        sys.modules["rlhf_passes.products"]._CHOICE.__init__()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from PIL import Image
+
 from rlhf_testing.contracts import PromptsContract, contracts_for
 
 LINES = [
@@ -22,17 +24,30 @@ class TestJsonl(PromptsContract):
         return {"path": "lines.jsonl"}
 
 
+class TestImages(PromptsContract):
+    plugin = "images"
+
+    @classmethod
+    def make_options(cls, folder):
+        Image.new("L", (8, 8)).save(folder / "black.png")
+        content = [{"type": "text", "text": "What is this?"}, {"type": "image", "image": "black.png"}]
+        lines = [{"prompt": [{"role": "user", "content": content}], "answer": "black"}, *LINES]
+        (folder / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return {"of": {"name": "jsonl", "path": "lines.jsonl"}}
+
+
 class TestTasks(PromptsContract):
     plugin = "tasks"
     may_be_empty = True
 
 
-ELSEWHERE = dict.fromkeys(("jsonl", "tasks"), "above") | dict.fromkeys(
+ELSEWHERE = dict.fromkeys(("jsonl", "tasks", "images"), "above") | dict.fromkeys(
     ("hf-dataset", "mixture"), "plugins/prompts/data/tests"
 )
 
 OPTIONS = {
     "sort-digits": {"options": {"size": 50}},
+    "drawn-digits": {"options": {"size": 50}},
     "reasoning-gym": {"options": {"task": "chain_sum", "size": 20}},  # skipped where the library is missing
 }
 

@@ -96,7 +96,7 @@ def test_the_options_of_a_turn_take_precedence():
 
     engine = biased()
     playing = player(driven(run), engine=engine)
-    object.__setattr__(playing.rules, "sampling", RUN)
+    object.__setattr__(playing.environments[0].rules, "sampling", RUN)
     list(playing.play([(make_prompt(0), 0)]))
     assert [request.options for (request,) in engine.calls] == [{"bias": 7}, {"bias": 2}]
 

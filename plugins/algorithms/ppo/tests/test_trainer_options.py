@@ -28,6 +28,9 @@ WORK: list[dict[str, Any]] = [
     {"policy_loss": "cispo"},
     {"advantage": "reward-to-go"},
     {"critic_lam": 0.1},
+    {"lam_alpha": 0.1},
+    {"kl_in": "loss", "kl_ratio": True, "kl_coef": 0.1},
+    {"critic_warmup_episodes": 1},
     {"overlong_buffer_tokens": 2, "overlong_penalty": 2.0},
     {"mask_truncated": True},
 ]
@@ -39,6 +42,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"aggregation": "token-mean"}, {"apply_loss_mask": False}, "apply_loss_mask"),
     ({"ptx_coef": 0.5, "ptx_path": "text.jsonl"}, {}, "pretrain_dataloader"),
     ({"ptx_max_tokens": 9}, {}, "ptx_max_tokens"),
+    ({"critic": {"path": "folder"}}, {}, "critic=Critic"),
 ]
 
 

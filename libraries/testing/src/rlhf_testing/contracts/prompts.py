@@ -51,7 +51,8 @@ class PromptsContract(ComponentContract):
 
     def test_core_reads_it_to_the_end(self, source: PromptSource) -> None:
         """The stream of a run encodes every record once and yields each once per epoch."""
-        stream = prompt_stream(source, episode_tokenizer(chat=False), seed=0, may_be_empty=self.may_be_empty)
+        chat = any(not isinstance(source[index]["prompt"], str) for index in _indices(source))
+        stream = prompt_stream(source, episode_tokenizer(chat=chat), seed=0, may_be_empty=self.may_be_empty)
         prompts = [stream.prompt(position) for position in range(min(len(stream), _NUM_CHECKED))]
         assert self.may_be_empty or all(prompt.prompt_ids for prompt in prompts)
 

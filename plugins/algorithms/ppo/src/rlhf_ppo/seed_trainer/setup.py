@@ -71,6 +71,12 @@ def config_of(
             where=f"{_WHERE}.options",
             hint="pass ptx_coef=… to the trainer, and pretrain_dataloader=… to fit",
         )
+    if "critic" in options.model_fields_set:
+        raise UserInputError(
+            "critic: the critic is an argument of the trainer",
+            where=f"{_WHERE}.options",
+            hint="pass critic=Critic.from_pretrained(…) to the trainer",
+        )
     if not 0 <= ptx_coef < 1:
         raise UserInputError(f"must be at least 0 and below 1, got {ptx_coef}", where=f"{_WHERE}.ptx_coef")
     values: dict[str, Any] = dict(parameters)
@@ -86,7 +92,7 @@ def config_of(
                 hint=f"omit {name} from the options, and pass {parameter}=… to the trainer",
             )
     try:
-        config = PPOConfig.model_validate({**options.model_dump(), **values})
+        config = PPOConfig.model_validate({**options.model_dump(exclude_unset=True), **values})
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
