@@ -1,3 +1,6 @@
+from .chat import chat_client as chat_client
+from .chat import read_chat_reply as read_chat_reply
+from .chat_options import ChatModelOptions as ChatModelOptions
 from .client import JsonClient as JsonClient
 from .client import RemoteError as RemoteError
 from .connection import WebServer as WebServer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from rlhf_core.config import Problem, PromptsConfig, Section
 from rlhf_core.errors import PluginError
 from rlhf_core.plugins import load
-from rlhf_web import ClientOptions, address_parts
+from rlhf_web import ChatModelOptions
 
 if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
@@ -88,7 +88,7 @@ class ToolsConfig(Section):
         return self
 
 
-class UserConfig(ClientOptions):
+class UserConfig(ChatModelOptions):
     """Options of the environment `user`: the model that plays the user, and its instructions."""
 
     max_connections: int = Field(8, ge=1, description="Maximum number of concurrent requests to the server.")
@@ -98,20 +98,6 @@ class UserConfig(ClientOptions):
         description="Total time for retries of a request while the server is busy, unavailable, or loses it. Keep it "
         "below environment.timeout_seconds, which bounds each message.",
     )
-    url: str | None = Field(
-        None,
-        description="An OpenAI-compatible server that plays the user: the address that /chat/completions is appended "
-        "to, often ending in /v1. Either this or model_path.",
-    )
-    model: str | None = Field(None, min_length=1, description="Name of the model at that server.")
-    key_env: str | None = Field(
-        None, min_length=1, description="Environment variable with the key, sent as `Authorization: Bearer`."
-    )
-    model_path: str | None = Field(
-        None, min_length=1, description="A local model that plays the user: folder or hub name. It is not trained."
-    )
-    engine: str = Field("hf", min_length=1, description="Engine of a local model.")
-    engine_options: dict[str, Any] = Field(default_factory=dict, description="Its options, as in the section engine.")
     device: str = Field("auto", min_length=1, description="Device of a local model: auto, cpu or cuda:N.")
     temperature: float = Field(0.7, ge=0, description="Sampling temperature of the user. 0 is greedy.")
     max_message_tokens: int = Field(256, ge=1, description="Maximum length of a message of the user in tokens.")
@@ -121,16 +107,6 @@ class UserConfig(ClientOptions):
     end_text: str = Field("[END]", min_length=1, description="Text with which the user ends the conversation.")
     persona_key: str = Field("persona", min_length=1, description="Key of the record that describes the user.")
     goal_key: str = Field("goal", min_length=1, description="Key of the record with the user's goal.")
-
-    @field_validator("url")
-    @classmethod
-    def _is_address(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        parts = address_parts(url, key_option="key_env")
-        if parts.query or parts.fragment:
-            raise ValueError("contains a query, which would be written to files: name a variable in key_env instead")
-        return url.rstrip("/")
 
     @field_validator("instructions")
     @classmethod
@@ -157,13 +133,3 @@ class UserConfig(ClientOptions):
                 load("engines", self.engine)
             except PluginError as error:
                 yield Problem("engine", error.message, error.hint)
-
-    @model_validator(mode="after")
-    def _one_model(self) -> UserConfig:
-        if (self.url is None) == (self.model_path is None):
-            raise ValueError("set exactly one of them: url for a server, or model_path for a local model")
-        if self.url is not None and self.model is None:
-            raise ValueError("model is required with url: the model's name at the server")
-        if self.model_path is not None and (self.key_env is not None or self.model is not None):
-            raise ValueError("key_env and model are for a server (url), not for a local model")
-        return self

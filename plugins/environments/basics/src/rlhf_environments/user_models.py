@@ -14,16 +14,13 @@ from rlhf_core.config import ModelConfig
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_core.util import printable
 from rlhf_models import EngineThread, open_engine
-from rlhf_web import JsonClient, UnreadableJson, environment_key, read_first_json
+from rlhf_web import chat_client, read_chat_reply
 
 from .config import UserConfig
 
 Message = Mapping[str, str]
 _WHERE = "environment user"
-_AGAIN = (408, 429, 500, 502, 503, 504)
-_MAX_RESPONSE_BYTES = 1 << 20
 _MAX_OPENINGS = 1024
 """Maximum number of first messages that a local user keeps."""
 _SEEDS = 1 << 31
@@ -63,10 +60,7 @@ class RemoteUser:
         """Read the key. Raises `UserInputError` if its variable is not set."""
         self._config = config
         self._places = BoundedSemaphore(config.max_connections)
-        self._key = None
-        if config.key_env is not None:
-            hint = f"export {config.key_env}=…, in the shell that starts the run"
-            self._key = environment_key(config.key_env, where=f"{_WHERE}: key_env", hint=hint)
+        self._key = config.read_key(where=_WHERE)
 
     def say(self, messages: Sequence[Message], *, seed: int, offset: int) -> Said:
         config = self._config
@@ -90,28 +84,12 @@ class RemoteUser:
             self._places.release()
 
     async def _post(self, body: bytes) -> str:
-        client = JsonClient(
-            f"{self._config.url}/chat/completions",
-            self._config,
-            key=self._key,
-            max_response_bytes=_MAX_RESPONSE_BYTES,
-            again=_AGAIN,
-            first_wait_seconds=0.5,
-        )
+        client = chat_client(self._config, self._key)
         try:
             content = await client.post(lambda: body)
         finally:
             await client.aclose()
-        try:
-            response, _ = read_first_json(content.decode("utf-8"))
-            text = response["choices"][0]["message"]["content"]
-            if not isinstance(text, str):
-                raise TypeError(f"the content is a {type(text).__name__}")
-        except (UnreadableJson, UnicodeDecodeError, KeyError, IndexError, TypeError) as error:
-            raise ValueError(
-                f"{client.shown}: its response is not a chat completion: {printable(str(error))}"
-            ) from None
-        return text
+        return read_chat_reply(content, shown=client.shown)[0]
 
     def close(self) -> None:
         """Do nothing: each call closes its connection."""
