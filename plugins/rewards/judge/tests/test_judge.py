@@ -107,7 +107,7 @@ def test_it_is_asked_again_for_a_verdict(server: Any) -> None:
 def test_a_busy_server_is_asked_again(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     replies: Any = iter([(503, {}, b"busy"), (429, {"Retry-After": "0"}, b""), '{"points": 10}'])
     server.replies = lambda body: next(replies)
-    monkeypatch.setattr("rlhf_reward_judge.remote._FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("rlhf_web.chat._FIRST_WAIT_SECONDS", 0.01)
     assert score(make(server), "a") == [1.0]
     server.replies = lambda body: (503, {}, b"")
     with pytest.raises(JudgeError, match=r"status 503 \(gave up after \d+ attempts in 0\.1 s\)"):
@@ -123,7 +123,7 @@ def test_a_server_that_is_busy_for_a_moment_is_waited_for(server: Any, monkeypat
             return next(replies)
 
     server.replies = reply
-    monkeypatch.setattr("rlhf_reward_judge.remote._FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("rlhf_web.chat._FIRST_WAIT_SECONDS", 0.01)
     assert score(make(server, max_connections=4), *"abcd") == [1.0] * 4
 
 

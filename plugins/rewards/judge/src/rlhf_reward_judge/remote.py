@@ -7,15 +7,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhf_core.util import printable
-from rlhf_web import JsonClient, RemoteError, UnreadableJson, environment_key, read_first_json
+from rlhf_web import RemoteError, chat_client, read_chat_reply
 
 from .config import JudgeConfig
 from .verdicts import Messages
 
-_AGAIN = (408, 429, 500, 502, 503, 504)
-_FIRST_WAIT_SECONDS = 0.5
-_MAX_RESPONSE_BYTES = 1 << 20
 _CHARS_PER_TOKEN = 3
 """Estimates the tokens of a call if the server does not report them, rather too high than too low."""
 
@@ -39,18 +35,7 @@ class RemoteJudge:
     def __init__(self, config: JudgeConfig) -> None:
         """Create the client. Raises `UserInputError` if the key's variable is not set."""
         self._config = config
-        key = None
-        if config.key_env is not None:
-            hint = f"export {config.key_env}=…, in the shell that starts the run"
-            key = environment_key(config.key_env, where='reward "judge": key_env', hint=hint)
-        self._client = JsonClient(
-            f"{config.url}/chat/completions",
-            config,
-            key=key,
-            max_response_bytes=_MAX_RESPONSE_BYTES,
-            again=_AGAIN,
-            first_wait_seconds=_FIRST_WAIT_SECONDS,
-        )
+        self._client = chat_client(config, config.read_key(where='reward "judge"'))
 
     async def ask(self, questions: Sequence[Messages]) -> list[JudgeReply | Exception]:
         """Return a reply to each question, or the error of a failed one."""
@@ -77,12 +62,9 @@ class RemoteJudge:
 
 def _read_reply(content: bytes, messages: Messages, address: str) -> JudgeReply:
     try:
-        response, _ = read_first_json(content.decode("utf-8"))
-        text = response["choices"][0]["message"]["content"]
-        if not isinstance(text, str):
-            raise TypeError(f"the content is a {type(text).__name__}")
-    except (UnreadableJson, UnicodeDecodeError, KeyError, IndexError, TypeError) as error:
-        raise JudgeError(f"{address}: its response is not a chat completion: {printable(str(error))}") from None
+        text, response = read_chat_reply(content, shown=address)
+    except ValueError as error:
+        raise JudgeError(str(error)) from None
     usage = response.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
