@@ -142,20 +142,19 @@ def item_of(
 
 
 def _engine_columns(row: Row) -> Columns:
-    """Return the engine's columns of the turns sampled in this row, for its whole response.
+    """Return the engine's columns of a row's sampled turns: `fill` for other tokens, per sample the last value."""
+    from ..batching import pad
 
-    Tokens without a value have `fill`. For columns per sample, the value of the last turn is kept.
-    """
     merged = Columns()
     ends = list(accumulate(len(turn.token_ids) for turn in row.turns))
     for place, completion in row.own_completions.items():
         columns = completion.columns if isinstance(completion.columns, Columns) else Columns()
         for name, value in columns.items():
             if columns.kinds[name].per == "token":
-                whole = merged.get(name)
-                if whole is None:
-                    whole = value.new_full((ends[-1], *value.shape[1:]), columns.kinds[name].fill)
-                whole[ends[place] - len(value) : ends[place]] = value
+                fill, start = columns.kinds[name].fill, ends[place] - len(value)
+                whole = merged.get(name, value.new_full((ends[-1], *value.shape[1:]), fill))
+                whole, own = pad([whole, value], ends[-1], value.dtype, fill)
+                whole[start : ends[place]] = own[: len(value)]
                 columns |= Columns({name: whole}, columns.kinds)
         merged |= columns
     return merged
