@@ -106,8 +106,8 @@ def collate(items: Sequence[BufferItem], *, with_inputs: bool = True) -> Experie
     return Experience(
         sequences=sequences,
         attention_mask=attention_mask,
-        action_mask=pad([item.action_mask for item in items], action_width, torch.bool),
-        action_log_probs=pad([item.action_log_probs for item in items], action_width, torch.float32),
+        action_mask=_pad([item.action_mask for item in items], action_width, torch.bool),
+        action_log_probs=_pad([item.action_log_probs for item in items], action_width, torch.float32),
         sample_ids=column("sample_id"),
         group_ids=column("group_id"),
         policy_versions=column("policy_version"),
@@ -272,8 +272,7 @@ def _item(experience: Experience, row: int) -> BufferItem:
     )
 
 
-def pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
-    """Stack tensors whose shapes may differ, each padded at its ends to `width` and to the largest further sizes."""
+def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
     inner = [max(sizes) for sizes in zip(*(row.shape[1:] for row in rows), strict=True)]
     padded = torch.full((len(rows), width, *inner), fill, dtype=dtype, device=rows[0].device)
     for place, values in zip(padded, rows, strict=True):
@@ -298,7 +297,7 @@ def _stack(label: str, kind: Column, items: Sequence[BufferItem], rows: Sequence
         return tuple(rows)
     first: Tensor = next(row for row in rows if row is not None)
     if kind.model_input and any(row.shape != first.shape for row in rows):
-        return pad(rows, max(map(len, rows)), first.dtype, kind.fill)
+        return _pad(rows, max(map(len, rows)), first.dtype, kind.fill)
     checked = 1 if kind.per == "token" else None  # the shape after a token may differ
     shapes = [(item.num_response_tokens, *first.shape[1:]) if checked else first.shape for item in items]
     filled = [first.new_full(s, kind.fill) if row is None else row for row, s in zip(rows, shapes, strict=True)]
@@ -308,7 +307,7 @@ def _stack(label: str, kind: Column, items: Sequence[BufferItem], rows: Sequence
                 f"{label}, per {kind.per}, has the shape {list(row.shape)} for sample {item.sample_id} of "
                 f"{item.num_response_tokens} response tokens, {list(filled[0].shape)} for sample {items[0].sample_id}"
             )
-    return torch.stack(filled) if kind.per != "token" else pad(filled, width, getattr(torch, kind.dtype), kind.fill)
+    return torch.stack(filled) if kind.per != "token" else _pad(filled, width, getattr(torch, kind.dtype), kind.fill)
 
 
 def _collate_rewards(items: Sequence[BufferItem]) -> Mapping[str, Tensor]:

@@ -143,18 +143,17 @@ def item_of(
 
 def _engine_columns(row: Row) -> Columns:
     """Return the engine's columns of a row's sampled turns: `fill` for other tokens, per sample the last value."""
-    from ..batching import pad
-
     merged = Columns()
     ends = list(accumulate(len(turn.token_ids) for turn in row.turns))
     for place, completion in row.own_completions.items():
         columns = completion.columns if isinstance(completion.columns, Columns) else Columns()
         for name, value in columns.items():
             if columns.kinds[name].per == "token":
-                fill, start = columns.kinds[name].fill, ends[place] - len(value)
-                whole = merged.get(name, value.new_full((ends[-1], *value.shape[1:]), fill))
-                whole, own = pad([whole, value], ends[-1], value.dtype, fill)
-                whole[start : ends[place]] = own[: len(value)]
+                earlier, fill = merged.get(name, value[:0]), columns.kinds[name].fill
+                sizes = [max(each) for each in zip(earlier.shape, value.shape, strict=True)]
+                whole = value.new_full((ends[-1], *sizes[1:]), fill)
+                whole[tuple(map(slice, earlier.shape))] = earlier
+                whole[(slice(ends[place] - len(value), ends[place]), *map(slice, value.shape[1:]))] = value
                 columns |= Columns({name: whole}, columns.kinds)
         merged |= columns
     return merged

@@ -27,8 +27,8 @@ _STACK_BYTES = 256 * 1024**2
 """Stack of the thread that compiles, since long chains of rules are compiled recursively."""
 _LIMITS = {
     "max_items_in_row": 2_000,
-    "initial_lexer_fuel": 500_000,
-    "step_lexer_fuel": 100_000,
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
@@ -239,8 +239,9 @@ class _PlainTokens:
         self.bos_token_id: int | None = None
         self.special_token_ids = list(tokenizer.all_special_ids)
         self.tokens = [str(tokenizer.decode([each])).encode() for each in range(len(tokenizer))]
+        self._unknown = tokenizer.unk_token_id
         self._encode = tokenizer.encode
 
     def __call__(self, text: str) -> list[int]:
-        ids: list[int] = self._encode(text, add_special_tokens=False)
-        return ids
+        """Encode a text that a grammar allows as the only one. Characters without a token are left out."""
+        return [each for each in self._encode(text, add_special_tokens=False) if each != self._unknown]
