@@ -27,11 +27,11 @@ class AnswerStructures:
     """
 
     def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Store what is needed.
+        """Store engine and tokenizer.
 
         Args:
             engine: The engine. If its method `check_options` exists, it raises an error for invalid request options. It
-                is called on a thread of its own, since it may take seconds.
+                is called on another thread, since it may take seconds.
             tokenizer: The policy's tokenizer.
         """
         self._accepts = _STRUCTURE in getattr(engine, "request_options", {})
