@@ -39,7 +39,8 @@ _LIMITS = {
 _REMEMBERED = 64
 """Number of compiled grammars to keep per tokenizer."""
 _NUM_PROBED = 512
-_compiles = threading.Lock()
+_compiler = threading.Lock()
+_stack_size = threading.Lock()
 """Held while a thread starts, because the size of stacks is a setting of the process."""
 _vocabularies: WeakKeyDictionary[Any, dict[frozenset[int], Vocabulary]] = WeakKeyDictionary()
 
@@ -102,12 +103,13 @@ class Vocabulary:
         """
         with self._lock:
             compiled = self._compiled.get(structure)
-            if compiled is None:
-                compiled = compile_structure(structure, self._tokens, where=where)
-                self._compiled[structure] = compiled
-                if len(self._compiled) > _REMEMBERED:
-                    self._compiled.popitem(last=False)
+        if compiled is None:  # without the lock, so that other answers do not wait
+            compiled = compile_structure(structure, self._tokens, where=where)
+        with self._lock:
+            self._compiled[structure] = compiled
             self._compiled.move_to_end(structure)
+            if len(self._compiled) > _REMEMBERED:
+                self._compiled.popitem(last=False)
             return StructuredAnswer(compiled.deep_copy())
 
 
@@ -149,6 +151,9 @@ def compile_structure(structure: Structure, tokens: Any = None, *, where: str) -
     done: list[Any] = []
 
     def work() -> None:
+        # One at a time, so that clients cannot occupy all processors. One that takes too long holds the others up.
+        if not _compiler.acquire(timeout=COMPILE_SECONDS):
+            return
         try:
             limits = llguidance.LLParserLimits(**_LIMITS)
             grammar = sources.get(structure.kind, matcher.grammar_from_lark)(structure.text)
@@ -162,6 +167,8 @@ def compile_structure(structure: Structure, tokens: Any = None, *, where: str) -
             done.append(problem or (compiled if is_open else "no token of the tokenizer can start an answer"))
         except Exception as error:  # llguidance raises ValueError, and others for misuse
             done.append(str(error))
+        finally:
+            _compiler.release()
 
     _run_with_large_stack(work)
     if not done:
@@ -177,7 +184,7 @@ def compile_structure(structure: Structure, tokens: Any = None, *, where: str) -
 def _run_with_large_stack(work: Callable[[], None]) -> None:
     """Run `work` on a thread and wait for it, but at most `COMPILE_SECONDS`."""
     thread = threading.Thread(target=work, name="compile-structure", daemon=True)
-    with _compiles:
+    with _stack_size:
         before = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
