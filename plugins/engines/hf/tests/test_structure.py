@@ -146,17 +146,15 @@ def test_a_request_may_be_free_in_a_structured_run(model, engine, requests, coll
     assert all(STRUCTURE not in each.columns for each in free.values())
 
 
-def test_an_answer_ends_where_its_grammar_exceeds_a_limit(model, engine, requests, collect):
-    """Instead of ending the run, or the answers of others."""
-    hostile = {"lark": 'start: ("1"{0,100000}){0,100000} "2"'}
+def test_an_answer_ends_where_no_token_may_follow(model, engine, requests, collect):
+    """As where a grammar exceeds a limit, instead of ending the run, or the answers of others."""
+    hostile = {"regex": "1{5}é"}
     module, (one, other) = model("llama"), requests(2)
     asked = [replace(one, options={"structure": hostile}), other]
-    longer = replace(RUN, max_new_tokens=64)
-    answers = collect(engine(module), asked, longer)
+    answers = collect(engine(module), asked, RUN)
     answer = answers[one.sample_id]
-    assert set(TOKENIZER.decode(answer.token_ids)) == {"1"}
-    assert answer.finish_reason == "length" and len(answer.token_ids) < 64
-    assert answers[other.sample_id] == collect(engine(module), [other], longer)[other.sample_id]
+    assert (TOKENIZER.decode(answer.token_ids), answer.finish_reason) == ("11111", "length")
+    assert answers[other.sample_id] == collect(engine(module), [other], RUN)[other.sample_id]
 
 
 @pytest.mark.parametrize(
