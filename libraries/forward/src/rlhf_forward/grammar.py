@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from rlhf_core.errors import ConfigError, DataError
@@ -176,7 +176,8 @@ def compile_structure(structure: Structure, tokens: Any = None, *, where: str) -
     elif isinstance(done[0], str):
         problem = f"is invalid: {' '.join(done[0].split()):.300}"
     else:
-        return done[0]
+        compiled: LLMatcher = done[0]
+        return compiled
     hint = "correct or simplify it. It may contain what llguidance supports"
     raise DataError(f"the {structure.kind} of the option structure {problem}", where=where, hint=hint)
 
@@ -219,7 +220,7 @@ def _read_tokens(tokenizer: PreTrainedTokenizerBase, eos_token_ids: list[int]) -
     from llguidance.hf import from_tokenizer
 
     try:
-        return from_tokenizer(tokenizer, eos_token=eos_token_ids)
+        return from_tokenizer(cast("Any", tokenizer), eos_token=eos_token_ids)
     except ValueError as error:
         if not _is_plain(tokenizer):
             problem = f"its tokens are not the bytes of their text, so structured answers do not work with it ({error})"

@@ -108,7 +108,7 @@ def read_structure(option: object) -> dict[str, Any] | None:
         Structure.of(option, where="")
     except DataError as error:
         raise ValueError(f"{error.message}: {error.hint}") from error
-    return None if option is None else dict(option)  # type: ignore[call-overload, no-any-return]
+    return None if option is None else dict(option)  # type: ignore[call-overload]
 
 
 def _read_file(path: Path) -> dict[str, Any]:
