@@ -54,7 +54,8 @@ class StructuredAnswer:
     def allowed(self) -> bytes | None:
         """Return the tokens that may come next, one bit for each id, from the lowest bit of each byte.
 
-        Ends of the answer are among them if it may end here. None if the grammar exceeds a limit at this place.
+        Ends of the answer are among them if it may end here. Of a text that is the only one to follow, only the
+        tokenizer's own tokens are allowed. None if the grammar exceeds a limit at this place.
         """
         bits: bytes = self._matcher.compute_bitmask()
         return None if self._matcher.is_error() or not any(bits) else bits
