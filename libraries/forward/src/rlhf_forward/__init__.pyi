@@ -6,6 +6,7 @@ from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
 from .grammar import StructuredAnswer as StructuredAnswer
 from .grammar import Vocabulary as Vocabulary
+from .grammar import byte_tokens as byte_tokens
 from .grammar import compile_structure as compile_structure
 from .grammar import vocabulary_of as vocabulary_of
 from .logits import causal_lm_logits as causal_lm_logits

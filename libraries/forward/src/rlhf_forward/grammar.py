@@ -88,9 +88,19 @@ class Vocabulary:
         Raises:
             ConfigError: llguidance is not installed, or the tokenizer does not map ids to bytes.
         """
+        self.size = len(tokenizer)
         self._tokens = _read_tokens(tokenizer, sorted(eos_token_ids))
         self._compiled: OrderedDict[Structure, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+
+    def is_compiled(self, structure: Structure) -> bool:
+        """Whether a structure was compiled, and is still kept.
+
+        Args:
+            structure: The form of an answer.
+        """
+        with self._lock:
+            return structure in self._compiled
 
     def answer(self, structure: Structure, *, where: str) -> StructuredAnswer:
         """Return the state before the first token of an answer.
@@ -228,6 +238,32 @@ def _read_tokens(tokenizer: PreTrainedTokenizerBase, eos_token_ids: list[int]) -
             raise ConfigError(problem, where=where, hint="use a byte-level tokenizer, as most models have") from error
     wrapper = llguidance.TokenizerWrapper(_PlainTokens(tokenizer, eos_token_ids[0]))
     return llguidance.LLTokenizer(wrapper, n_vocab=len(tokenizer), eos_token=eos_token_ids)
+
+
+def byte_tokens(size: int) -> Any:
+    """Return a tokenizer of llguidance whose tokens are bytes, to check grammars without the policy's tokenizer.
+
+    Args:
+        size: Number of ids. Those from 256 on are special tokens, so that grammars may name them.
+
+    Raises:
+        ConfigError: llguidance is not installed.
+    """
+    llguidance = load_llguidance("structured answers")
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_ByteTokens(size)), eos_token=[0])
+
+
+class _ByteTokens:
+    """Bytes and special tokens, in the form of a tokenizer for llguidance."""
+
+    def __init__(self, size: int) -> None:
+        self.eos_token_id = 0
+        self.bos_token_id: int | None = None
+        self.tokens = [bytes([each]) for each in range(256)] + [f"<{each}>".encode() for each in range(256, size)]
+        self.special_token_ids = [0, *range(256, size)]
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
 
 
 def _is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:

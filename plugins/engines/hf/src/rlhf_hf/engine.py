@@ -30,6 +30,7 @@ from .running_batch import RunningBatch
 from .slot_model import SlotModel
 from .slots import SlotBatch
 from .stop import StopRule
+from .structure_check import StructureCheck
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class HfEngine:
         self._config = config
         self._tokenizer = context.tokenizer
         self._seed = context.seed
+        self._structure_check = StructureCheck()
         self._module = context.model
         self._forward = ModelForward(context.model)
         self.context_tokens = self._forward.context_tokens
@@ -122,7 +124,10 @@ class HfEngine:
         """
         where = "engine hf"
         if (structure := structure_of(options, where=where)) is not None:
-            self._vocabulary().answer(structure, where=where)
+            vocabulary = self._vocabulary()
+            if not vocabulary.is_compiled(structure):
+                self._structure_check.check(structure, vocabulary.size)
+            vocabulary.answer(structure, where=where)
 
     def _batch(self, rows: deque[DecodingRow], *, in_flight: bool = False) -> SlotBatch | LockstepBatch:
         """Create a batch for the waiting `rows`. `in_flight`: other rows may join later."""
