@@ -21,7 +21,7 @@ from distributions import ROOT, folders, name_of
 
 TARGET = ROOT / "requirements"
 MANIFESTS = [folder / "pyproject.toml" for folder in folders()]
-EXTRAS = ("all", "gguf", "json", "math", "parquet", "tensorboard", "testing")
+EXTRAS = ("all", "gguf", "json", "math", "parquet", "structure", "tensorboard", "testing")
 """Extras of our own distributions that `make setup` installs. Heavy clients are in groups."""
 _DEADLINE_SECONDS = 600.0
 

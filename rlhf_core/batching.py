@@ -59,7 +59,7 @@ def collate(items: Sequence[BufferItem], *, with_inputs: bool = True) -> Experie
         items: At least one. An optional field or column must be set in all items or in none, except `support_ids`,
             which a sample without truncated sampling lacks, and columns that are declared `optional`.
         with_inputs: Whether to include columns that are model inputs. Their values may differ in shape, and are padded
-            in every dimension.
+            in every dimension. Values per token may differ after their first dimension, and are padded, too.
 
     Returns:
         A batch of B = `len(items)` rows in the same order. See `Experience` for shapes and dtypes.
@@ -273,9 +273,10 @@ def _item(experience: Experience, row: int) -> BufferItem:
 
 
 def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
-    padded = torch.full((len(rows), width, *rows[0].shape[1:]), fill, dtype=dtype, device=rows[0].device)
-    for row, values in enumerate(rows):
-        padded[row, : len(values)] = values
+    inner = [max(sizes) for sizes in zip(*(row.shape[1:] for row in rows), strict=True)]
+    padded = torch.full((len(rows), width, *inner), fill, dtype=dtype, device=rows[0].device)
+    for place, values in zip(padded, rows, strict=True):
+        place[tuple(map(slice, values.shape))] = values
     return padded
 
 
@@ -296,15 +297,12 @@ def _stack(label: str, kind: Column, items: Sequence[BufferItem], rows: Sequence
         return tuple(rows)
     first: Tensor = next(row for row in rows if row is not None)
     if kind.model_input and any(row.shape != first.shape for row in rows):
-        stacked = first.new_full((len(rows), *map(max, zip(*(row.shape for row in rows), strict=True))), kind.fill)
-        for place, row in zip(stacked, rows, strict=True):
-            place[tuple(map(slice, row.shape))] = row
-        return stacked
-    inner = first.shape[1:] if kind.per == "token" else first.shape
-    shapes = [(item.num_response_tokens, *inner) if kind.per == "token" else inner for item in items]
+        return _pad(rows, max(map(len, rows)), first.dtype, kind.fill)
+    checked = 1 if kind.per == "token" else None  # the shape after a token may differ
+    shapes = [(item.num_response_tokens, *first.shape[1:]) if checked else first.shape for item in items]
     filled = [first.new_full(s, kind.fill) if row is None else row for row, s in zip(rows, shapes, strict=True)]
     for item, row, shape in zip(items, filled, shapes, strict=True):
-        if row.shape != shape:
+        if row.ndim != first.ndim or row.shape[:checked] != shape[:checked]:
             raise ValueError(
                 f"{label}, per {kind.per}, has the shape {list(row.shape)} for sample {item.sample_id} of "
                 f"{item.num_response_tokens} response tokens, {list(filled[0].shape)} for sample {items[0].sample_id}"

@@ -27,7 +27,7 @@ class Column:
     dtype: Dtype = "float32"
     """torch dtype of the values. Values of `metrics` are Python floats."""
     fill: float = 0.0
-    """Value of padding in a batch, and of response tokens that the engine did not sample."""
+    """Value of padding in a batch, also of unequal inner sizes, and of response tokens not sampled by the engine."""
     model_input: bool = False
     """For a column per prompt: whether forward passes of the policy's kind receive it, as the keyword of its name."""
     optional: bool = False

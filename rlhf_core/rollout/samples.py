@@ -142,20 +142,18 @@ def item_of(
 
 
 def _engine_columns(row: Row) -> Columns:
-    """Return the engine's columns of the turns sampled in this row, for its whole response.
-
-    Tokens without a value have `fill`. For columns per sample, the value of the last turn is kept.
-    """
+    """Return the engine's columns of a row's sampled turns: `fill` for other tokens, per sample the last value."""
     merged = Columns()
     ends = list(accumulate(len(turn.token_ids) for turn in row.turns))
     for place, completion in row.own_completions.items():
         columns = completion.columns if isinstance(completion.columns, Columns) else Columns()
         for name, value in columns.items():
             if columns.kinds[name].per == "token":
-                whole = merged.get(name)
-                if whole is None:
-                    whole = value.new_full((ends[-1], *value.shape[1:]), columns.kinds[name].fill)
-                whole[ends[place] - len(value) : ends[place]] = value
+                earlier, fill = merged.get(name, value[:0]), columns.kinds[name].fill
+                sizes = [max(each) for each in zip(earlier.shape, value.shape, strict=True)]
+                whole = value.new_full((ends[-1], *sizes[1:]), fill)
+                whole[tuple(map(slice, earlier.shape))] = earlier
+                whole[(slice(ends[place] - len(value), ends[place]), *map(slice, value.shape[1:]))] = value
                 columns |= Columns({name: whole}, columns.kinds)
         merged |= columns
     return merged

@@ -10,6 +10,7 @@ from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.rollout.row import Played
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.types import BufferItem, PhaseTimes, Rollout, SamplingParams
+from rlhf_episodes import AnswerStructures
 from rlhf_episodes.contract import Outcome, make_task
 from rlhf_episodes.play import EnvironmentPlayer
 from rlhf_episodes.playable import Playable
@@ -64,6 +65,7 @@ def player(
         sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
         context_tokens=context_tokens,
         eos_token_ids=frozenset({tokenizer.eos_token_id}),
+        structures=AnswerStructures(engine, tokenizer),
     )
     return EnvironmentPlayer(
         [Playable(make=partial(new_environment, make), rules=rules, name="test")],

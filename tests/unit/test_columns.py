@@ -120,6 +120,15 @@ def test_a_value_of_another_length_is_named() -> None:
         collate([wrong])
 
 
+def test_values_of_unequal_inner_sizes_are_padded() -> None:
+    kind = {"banned": Column(dtype="int32", fill=-1, optional=True)}
+    two = with_columns(make_item(0), Columns({"banned": torch.ones(4, 2)}, kind))
+    three = with_columns(make_item(1), Columns({"banned": torch.ones(4, 3)}, kind))
+    banned = collate([two, three, make_item(2)]).columns["banned"]
+    assert banned.shape == (3, 4, 3) and banned.dtype == torch.int32
+    assert banned[0, 0].tolist() == [1, 1, -1] and banned[1, 0].tolist() == [1, 1, 1] and (banned[2] == -1).all()
+
+
 def test_a_kind_that_is_not() -> None:
     with pytest.raises(PluginError, match=r"(?s)a column's dtype is 'float12'.*use float64"):
         Column(dtype="float12")  # type: ignore[arg-type]

@@ -1,3 +1,4 @@
+from .answer_options import AnswerStructures as AnswerStructures
 from .chat import ChatFormat as ChatFormat
 from .contract import Endpoint as Endpoint
 from .contract import Environment as Environment

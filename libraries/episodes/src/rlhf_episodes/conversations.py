@@ -57,11 +57,12 @@ class Conversations:
             raise CallRefused(*_EPISODE_OVER)
         if episode.remaining_turns < 1:
             raise self._limit_error("turns_used_up", f"no turn is left of {episode.rules.options.max_turns}")
+        options = await episode.rules.structures.options(call, episode.chat)
         row, before = self._find_row(call)
         num_prompt_tokens = row.num_tokens
         self._busy.append(row)
         try:
-            reply = await episode.sample(row, self._token_limit(row, call), call.stop)
+            reply = await episode.sample(row, self._token_limit(row, call), call.stop, options)
         except BaseException:
             self._undo(row, before)  # since its client may send the call again
             if episode.is_over:

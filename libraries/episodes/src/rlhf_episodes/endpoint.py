@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -48,6 +48,12 @@ class Call:
     text: str | None = None
     """Plain text to continue, instead of messages."""
     tools: tuple[Tool, ...] = ()
+    forced_tools: tuple[str, ...] = ()
+    """Names of tools, one of which the answer has to call."""
+    several_calls: bool = True
+    """Whether a structured answer may call several tools."""
+    answer_schema: Mapping[str, Any] | None = field(default=None, hash=False)
+    """JSON schema of the answer, if it does not call tools."""
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     temperature: float | None = None

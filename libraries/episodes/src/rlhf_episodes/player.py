@@ -18,6 +18,7 @@ from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
 from rlhf_core.types import PhaseTimes, Prompt, SamplingParams
 
+from .answer_options import AnswerStructures
 from .attempt import MakeEnvironment
 from .contract import make_task
 from .isolation.host import IsolatedEnvironments
@@ -164,6 +165,7 @@ def _playable(
         sampling=sampling,
         context_tokens=engine.context_tokens,
         eos_token_ids=engine.eos_token_ids,
+        structures=AnswerStructures(engine, tokenizer),
         columns=environment.columns,
     )
     return Playable(make=environments, rules=rules, name=name, label=label, maker=maker)

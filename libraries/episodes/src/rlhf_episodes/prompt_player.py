@@ -71,7 +71,7 @@ class PromptPlayer(Player):
                 )
 
 
-def options_of(metadata: Mapping[str, Any], keys: Mapping[str, str], position: int) -> dict[str, float]:
+def options_of(metadata: Mapping[str, Any], keys: Mapping[str, str], position: int) -> dict[str, Any]:
     """Return the request options of a prompt.
 
     Args:
@@ -80,14 +80,16 @@ def options_of(metadata: Mapping[str, Any], keys: Mapping[str, str], position: i
         position: Position of the prompt, for the error.
 
     Returns:
-        Option -> number, without the keys that the record lacks or that are null.
+        Option -> number, or a mapping for the structure, without the keys that the record lacks or that are null.
 
     Raises:
-        DataError: A value is not a number. The engine checks its range.
+        DataError: A value has another type. The engine checks the value itself.
     """
     options = {name: metadata[key] for name, key in keys.items() if metadata.get(key) is not None}
     for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_valid = isinstance(value, Mapping) if name == "structure" else isinstance(value, int | float)
+        if isinstance(value, bool) or not is_valid:
+            wanted = "an object" if name == "structure" else "a number"
             where = f"prompt {position}, key {keys[name]}"
-            raise DataError(f"the {name} is {value!r}", where=where, hint="use a number, or remove the key")
+            raise DataError(f"the {name} is {value!r:.100}", where=where, hint=f"use {wanted}, or remove the key")
     return options

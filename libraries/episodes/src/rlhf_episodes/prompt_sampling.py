@@ -29,6 +29,7 @@ class PromptSamplingConfig(Section):
     min_p: str | None = _key("min-p")
     repetition_penalty: str | None = _key("repetition penalty")
     presence_penalty: str | None = _key("presence penalty")
+    structure: str | None = _key("structure, such as {regex: …}")
 
     @property
     def keys(self) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from rlhf_core.columns import Column
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.types import SamplingParams
 
+from .answer_options import AnswerStructures
 from .chat import ChatFormat, chat_format
 from .section import EnvironmentConfig
 
@@ -28,6 +29,8 @@ class Rules:
     """Maximum length of a sequence, or None if unlimited."""
     eos_token_ids: frozenset[int]
     """Tokens at which the engine ends a turn."""
+    structures: AnswerStructures
+    """Structures of answers to calls at an endpoint."""
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Columns that the environment declares."""
     encoder: PromptEncoder = field(init=False)

@@ -4,6 +4,11 @@ from .aggregation import aggregate_sum as aggregate_sum
 from .banned_words import BannedWords as BannedWords
 from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
+from .grammar import StructuredAnswer as StructuredAnswer
+from .grammar import Vocabulary as Vocabulary
+from .grammar import byte_tokens as byte_tokens
+from .grammar import compile_structure as compile_structure
+from .grammar import vocabulary_of as vocabulary_of
 from .logits import causal_lm_logits as causal_lm_logits
 from .logits import innermost as innermost
 from .logits import label_log_probs as label_log_probs
@@ -44,6 +49,13 @@ from .shaping import penalized as penalized
 from .shaping import shaped_actions as shaped_actions
 from .shaping import without_banned as without_banned
 from .shared_pass import padding_problem as padding_problem
+from .structure import STRUCTURE as STRUCTURE
+from .structure import STRUCTURE_COLUMNS as STRUCTURE_COLUMNS
+from .structure import Structure as Structure
+from .structure import read_structure as read_structure
+from .structure import structure_of as structure_of
+from .structure_columns import allowed_logits as allowed_logits
+from .structure_columns import structure_columns as structure_columns
 from .token_scores import ScoredRow as ScoredRow
 from .token_scores import TokenScore as TokenScore
 from .token_scores import score_rows as score_rows

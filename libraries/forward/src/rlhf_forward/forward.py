@@ -77,7 +77,7 @@ def policy_forward(
     if read is None and experience.support_ids is None and not is_shaped(experience):
         log_probs, entropies = current_passes().log_probs(inner, rows, run, wanted)
     else:
-        logits = shaped_actions(rows.of_actions(run()), experience)
+        logits = shaped_actions(inner, rows.of_actions(run()), experience)
         support = None if experience.support_ids is None else experience.support_ids[mask]
         log_probs, entropies = plain_log_probs(logits, wanted, support)
         if read is not None:

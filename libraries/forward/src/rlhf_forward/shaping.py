@@ -1,13 +1,15 @@
-"""Logits of the distribution that tokens were sampled from: with penalties, and without banned tokens."""
+"""Logits of the distribution that tokens were sampled from: with penalties, and without tokens that are not allowed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .sampling_options import BANNED, PRESENCE, REPETITION
+from .structure import STRUCTURE
+from .structure_columns import structured_actions
 
 if TYPE_CHECKING:
     from rlhf_core.types import Experience
@@ -62,18 +64,19 @@ def without_banned(logits: Tensor, banned_ids: Tensor) -> Tensor:
 
 
 def is_shaped(experience: Experience) -> bool:
-    """Whether tokens of a batch were sampled with penalties or banned tokens.
+    """Whether tokens of a batch were sampled with penalties, banned tokens or a structure.
 
     Args:
         experience: A batch.
     """
-    return not experience.columns.keys().isdisjoint((REPETITION, PRESENCE, BANNED))
+    return not experience.columns.keys().isdisjoint((REPETITION, PRESENCE, BANNED, STRUCTURE))
 
 
-def shaped_actions(logits: Tensor, experience: Experience) -> Tensor:
+def shaped_actions(model: nn.Module, logits: Tensor, experience: Experience) -> Tensor:
     """Return the logits that the actions of a batch were sampled from, before the temperature.
 
     Args:
+        model: The innermost model. The tokenizer of its kind determines the tokens that a structure allows.
         logits: [N, V], at the N True positions of the action mask, in their order.
         experience: The batch.
 
@@ -98,6 +101,8 @@ def shaped_actions(logits: Tensor, experience: Experience) -> Tensor:
         )
     if BANNED in columns:
         logits = without_banned(logits, columns[BANNED][mask])
+    if STRUCTURE in columns:
+        logits = structured_actions(model, logits, experience)
     return logits
 
 

@@ -116,3 +116,18 @@ def test_a_small_rest_is_exact(kind: str, shift: float, rest: float) -> None:
 def test_another_divergence_is_refused() -> None:
     with pytest.raises(ValueError, match="reverse-kl, forward-kl or jsd"):
         divergence(drawn(1, 3), drawn(2, 3), "tv")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["reverse-kl", "forward-kl", "jsd"])
+@pytest.mark.parametrize("allowed", [1, 2, 4])
+def test_tokens_that_a_structure_excludes_count_as_zero(kind: str, allowed: int) -> None:
+    """With fewer allowed tokens than K, the divergence is that over the allowed ones, with finite gradients."""
+    policy, teacher = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8)
+    excluded = torch.arange(8) >= allowed
+    ids = teacher.masked_fill(excluded, -torch.inf).topk(5).indices
+    pairs = [with_rest(each.masked_fill(excluded, -torch.inf), ids) for each in (policy, teacher)]
+    found = divergence(*pairs, kind)  # type: ignore[arg-type]
+    plain = [each[:, :allowed].log_softmax(-1) for each in (policy, teacher)]
+    torch.testing.assert_close(found, divergence(*plain, kind), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+    found.sum().backward()
+    assert policy.grad is not None and policy.grad.isfinite().all()

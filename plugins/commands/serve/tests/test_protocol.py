@@ -39,8 +39,8 @@ def text(**values):
         ("reasoning_effort", "low"),
         ("chat_template_kwargs", {"enable_thinking": False}),
         ("best_of", 2),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "add"}}),
+        ("tool_choice", "sometimes"),
+        ("tool_choice", {"type": "allowed_tools", "allowed_tools": {}}),
         ("temprature", 0),
     ],
 )

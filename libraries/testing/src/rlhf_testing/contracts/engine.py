@@ -89,6 +89,7 @@ class EngineContract(ComponentContract):
         "min_p": 0.01,
         "repetition_penalty": 1.3,
         "presence_penalty": 0.4,
+        "structure": None,
     }
     """Value of each option that the config class declares as `request_options`."""
     hidden_size: ClassVar[int] = 32

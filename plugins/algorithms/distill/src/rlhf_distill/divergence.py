@@ -14,6 +14,8 @@ from torch import Tensor
 
 LEAST_REST = 1e-6
 """Lower bound on the probability of the rest, since at 0 its logarithm and the policy's gradient would be infinite."""
+_LEAST_LOG_PROB = -1e4
+"""Log-prob of a token that a structure or a banned word excludes, for policy and teacher. Its probability is 0."""
 
 
 def divergence(
@@ -71,7 +73,8 @@ def with_rest(logits: Tensor, ids: Tensor) -> Tensor:
         tensor([0.2500, 0.7500])
     """
     normalizer = logits.logsumexp(-1, keepdim=True)
-    known, least = logits.gather(-1, ids) - normalizer, math.log(LEAST_REST)
+    least = math.log(LEAST_REST)
+    known = (logits.gather(-1, ids) - normalizer).clamp(min=_LEAST_LOG_PROB)
     if ids.shape[-1] == logits.shape[-1]:
         return torch.cat([known, torch.full_like(normalizer, least)], dim=-1)
     rest = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True) - normalizer

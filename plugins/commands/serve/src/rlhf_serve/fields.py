@@ -83,4 +83,6 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(_parse_arguments)]
 """Arguments of a call as JSON in a text."""
 Object = Annotated[dict[str, Any], AfterValidator(check_texts)]
 """A JSON object."""
+JSON_OBJECT: dict[str, Any] = {"type": "object"}
+"""JSON schema of any object."""
 MaxTools = Field(None, max_length=_MAX_TOOLS)

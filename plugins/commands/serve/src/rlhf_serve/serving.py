@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import RlhfError, UserInputError
@@ -19,6 +19,7 @@ from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 from rlhf_episodes import (
     Answer,
+    AnswerStructures,
     Call,
     CallRefused,
     ChatFormat,
@@ -60,6 +61,7 @@ class ServedModel:
         self._policy = opened.policy
         self._max_new_tokens = max_new_tokens
         self._chat = ChatFormat(self._tokenizer, eos_token_ids=self._engine.eos_token_ids)
+        self._structures = AnswerStructures(self._engine, self._tokenizer)
         self._encoder = PromptEncoder(self._tokenizer)
         self._count = 0
         self._thread = EngineThread(self._engine)
@@ -75,13 +77,15 @@ class ServedModel:
 
     async def answer_all(self, calls: Sequence[Call]) -> list[Answer]:
         """Answer calls in one batch. Raises `CallRefused`, before any is answered, if one of them is invalid."""
-        works = self._works(calls)
+        # All calls of a request have the same structure.
+        options = await self._structures.options(calls[0], self._chat) if calls else {}
+        works = self._works(calls, options)
         _check_logprobs(works)
         completions = await self._complete(works)
         tokens = await self._tokens(works, completions)
         return [self._answer(*each) for each in zip(works, completions, tokens, strict=True)]
 
-    def _works(self, calls: Sequence[Call]) -> list[_Work]:
+    def _works(self, calls: Sequence[Call], options: Mapping[str, Any]) -> list[_Work]:
         works: list[_Work] = []
         known: dict[object, tuple[int, ...]] = {}  # answers to one prompt (`n`) share its messages and tools
         for call in calls:
@@ -95,7 +99,9 @@ class ServedModel:
             sampling = self._sampling(call, ends)
             seed = None if sampling.greedy else call.seed  # calls with equal sample ids wait for each other
             sample_id = number if seed is None else derive_seed(0, "seed of a call", seed)
-            request = GenerationRequest(sample_id=sample_id, prompt_ids=prompt_ids, max_new_tokens=limit)
+            request = GenerationRequest(
+                sample_id=sample_id, prompt_ids=prompt_ids, max_new_tokens=limit, options=options
+            )
             works.append(_Work(call, number, request, sampling))
         self._count += len(works)
         return works

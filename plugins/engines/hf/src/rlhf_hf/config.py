@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, JsonValue
 
-from rlhf_forward import ShapedEngineConfig
+from rlhf_core.columns import Column
+from rlhf_core.config.problems import Problem
+from rlhf_core.errors import UserInputError
+from rlhf_core.types import SamplingParams
+from rlhf_forward import (
+    SHAPING_COLUMNS,
+    STRUCTURE,
+    STRUCTURE_COLUMNS,
+    ShapedEngineConfig,
+    Structure,
+    compile_structure,
+    read_structure,
+)
+
+if TYPE_CHECKING:
+    from rlhf_core.config.resolved import ResolvedRun
 
 
 class HfEngineConfig(ShapedEngineConfig):
@@ -40,3 +56,36 @@ class HfEngineConfig(ShapedEngineConfig):
         description="Arithmetic over float32 weights. auto: the same as the trainer's forward pass. fp32: full "
         "precision. bf16 and fp16 keep a copy of the linear weights while generating.",
     )
+    structure: Annotated[dict[str, JsonValue], BeforeValidator(read_structure)] | None = Field(
+        None,
+        description="Form of every answer, from which other tokens are not sampled: {json_schema: {…}}, {regex: …}, "
+        "{lark: …} (a grammar), or {file: PATH} that ends in .json, .regex or .lark.",
+    )
+
+    columns: ClassVar[Mapping[str, Column]] = {**SHAPING_COLUMNS, **STRUCTURE_COLUMNS}
+    request_options: ClassVar[Mapping[str, str]] = {
+        **ShapedEngineConfig.request_options,
+        STRUCTURE: "instead of engine.structure. null: a free answer",
+    }
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        """Yield problems of the options, and of a structure that is invalid for any tokenizer.
+
+        Args:
+            run: The resolved run.
+        """
+        yield from super().check(run)
+        if STRUCTURE in self.options:
+            yield Problem(f"options.{STRUCTURE}", "is an option of the section", f"set engine.{STRUCTURE}")
+        structure = Structure.of(self.structure, where=f"engine.{STRUCTURE}")
+        if structure is not None:
+            try:
+                compile_structure(structure, where=f"engine.{STRUCTURE}")
+            except UserInputError as error:
+                yield Problem(STRUCTURE, error.message, error.hint)
+
+    def sampling(self) -> SamplingParams:
+        """Return the sampling parameters of the run's rollouts, with the structure as a request option."""
+        sampling = super().sampling()
+        own: dict[str, Any] = {} if self.structure is None else {STRUCTURE: self.structure}
+        return replace(sampling, options={**own, **sampling.options})

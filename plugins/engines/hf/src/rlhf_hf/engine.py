@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_forward import BannedWords
+from rlhf_forward import BannedWords, Vocabulary, structure_of, vocabulary_of
 from rlhf_models import PromptInputs, check_same_weights, eos_token_ids
 
 from .cache import round_down, round_up
@@ -30,6 +30,7 @@ from .running_batch import RunningBatch
 from .slot_model import SlotModel
 from .slots import SlotBatch
 from .stop import StopRule
+from .structure_check import StructureCheck
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class HfEngine:
         self._config = config
         self._tokenizer = context.tokenizer
         self._seed = context.seed
+        self._structure_check = StructureCheck()
         self._module = context.model
         self._forward = ModelForward(context.model)
         self.context_tokens = self._forward.context_tokens
@@ -110,7 +112,22 @@ class HfEngine:
 
     def _sampler(self, sampling: SamplingParams) -> TokenSampler:
         stop = StopRule(self.eos_token_ids, sampling.stop, self._tokenizer)
-        return TokenSampler(self._seed, sampling, stop, self._banned)
+        return TokenSampler(self._seed, sampling, stop, self._banned, self._vocabulary)
+
+    def _vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self._tokenizer, self.eos_token_ids)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Check options of a client's request before it is made. May be called on any thread.
+
+        Raises `DataError` if the structure is invalid, and `ConfigError` if structures do not work here.
+        """
+        where = "engine hf"
+        if (structure := structure_of(options, where=where)) is not None:
+            vocabulary = self._vocabulary()
+            if not vocabulary.is_compiled(structure):
+                self._structure_check.check(structure, vocabulary.size)
+            vocabulary.answer(structure, where=where)
 
     def _batch(self, rows: deque[DecodingRow], *, in_flight: bool = False) -> SlotBatch | LockstepBatch:
         """Create a batch for the waiting `rows`. `in_flight`: other rows may join later."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +15,18 @@ from rlhf_core.types import Completion, FinishReason, GenerationRequest, Samplin
 from rlhf_forward import (
     BannedWords,
     SampledTokens,
+    Vocabulary,
     greedy_sample,
     inverse_cdf_sample,
     sampled_columns,
+    structure_columns,
     temperature_of,
     uniforms,
 )
 from rlhf_models import answer_limit
 
 from .row_shaping import RowShaping, shaped_rows
+from .row_structure import RowStructure, structured_logits
 from .stop import StopRule
 
 NOISE_TOKENS = 256
@@ -42,6 +46,8 @@ class DecodingRow:
     """Temperature of this request, None to use that of the sampling parameters."""
     shaping: RowShaping | None = None
     """Penalties, min-p and banned tokens. None if all are off."""
+    structured: RowStructure | None = None
+    """Structure of the answer. None if it is free."""
     sampler: TokenSampler = field(init=False)
     """Sampler for this row, set by `RunningBatch.add`."""
     token_ids: list[int] = field(default_factory=list)
@@ -69,10 +75,13 @@ class DecodingRow:
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None
-        columns = {}
+        columns: dict[str, Any] = {}
+        if self.structured is not None and not self.sampler.is_greedy:
+            ends = self.sampler.stop.eos_ids
+            columns = structure_columns(self.structured.structure, ends, len(self.token_ids))
         if self.temperature is not None or self.shaping is not None:
             banned = None if self.shaping is None else self.shaping.banned
-            columns = sampled_columns(self.request.options, banned, self.token_ids, where="engine hf")
+            columns |= sampled_columns(self.request.options, banned, self.token_ids, where="engine hf")
         return Completion(
             sample_id=self.request.sample_id,
             token_ids=tuple(self.token_ids),
@@ -100,6 +109,7 @@ def make_rows(
     context_tokens: int | None,
     first_key: int = 0,
     banned: BannedWords | None = None,
+    vocabulary: Callable[[], Vocabulary] | None = None,
 ) -> list[DecodingRow]:
     """Create rows in the order of the requests, each with its token limit.
 
@@ -112,8 +122,9 @@ def make_rows(
         limit = answer_limit(request, sampling, context_tokens, engine="engine hf")
         key = keys.setdefault(request.prompt_ids, first_key + len(keys))
         row = DecodingRow(request, limit, key)
+        where = f"engine hf, sample {request.sample_id}"
+        row.structured = RowStructure.of(request, vocabulary, where=where)
         if not sampling.greedy:
-            where = f"engine hf, sample {request.sample_id}"
             row.temperature = temperature_of(request.options, where=where)
             row.shaping = RowShaping.of(request, banned, row.token_ids, where=where)
         rows.append(row)
@@ -126,18 +137,36 @@ class TokenSampler:
     The noise for token t of a row depends only on (seed, sample_id, branch, offset + t).
     """
 
-    def __init__(self, seed: int, sampling: SamplingParams, stop: StopRule, banned: BannedWords | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        sampling: SamplingParams,
+        stop: StopRule,
+        banned: BannedWords | None = None,
+        vocabulary: Callable[[], Vocabulary] | None = None,
+    ) -> None:
         self._seed = seed
         self._sampling = sampling
         self.stop = stop
         self.banned = banned
+        self.vocabulary = vocabulary
+        """Returns the tokens of structured answers."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self._sampling.greedy
 
     def draw(self, logits: Tensor, rows: Sequence[DecodingRow]) -> None:
         """Append one token to each row, from `logits` [n, V]. The rows have the same `_kind_of_draw`.
 
         Raises `DivergenceError` if the logits are not finite.
         """
-        drawn = greedy_sample(logits) if self._sampling.greedy else self._sample(logits, rows)
+        structures = [row.structured for row in rows]
+        drawn = (
+            greedy_sample(structured_logits(logits, structures))
+            if self.is_greedy
+            else self._sample(logits, rows, structures)
+        )
         support = None if drawn.support_ids is None else drawn.support_ids.tolist()
         sampled = zip(rows, drawn.token_ids.tolist(), drawn.log_probs.tolist(), strict=True)
         for index, (row, token, log_prob) in enumerate(sampled):
@@ -150,12 +179,16 @@ class TokenSampler:
             row.token_ids.append(token)
             if row.shaping is not None:
                 row.shaping.add(token)
+            if row.structured is not None:
+                row.structured.add(token)
             row.logprobs.append(log_prob)
             row.versions.append(row.version)
             if support is not None:
                 row.support_ids.append([kept for kept in support[index] if kept >= 0])
 
-    def _sample(self, logits: Tensor, rows: Sequence[DecodingRow]) -> SampledTokens:
+    def _sample(
+        self, logits: Tensor, rows: Sequence[DecodingRow], structures: Sequence[RowStructure | None]
+    ) -> SampledTokens:
         self._draw_noise([row for row in rows if len(row.noise) == len(row.token_ids)])
         noise = torch.tensor([row.noise[len(row.token_ids)] for row in rows], dtype=torch.float64)
         sampling = self._sampling
@@ -165,6 +198,7 @@ class TokenSampler:
         min_p, shapings = 0.0, [row.shaping for row in rows if row.shaping is not None]
         if shapings:
             logits, min_p = shaped_rows(logits, shapings), shapings[0].min_p
+        logits = structured_logits(logits, structures)
         noise = noise.to(logits.device)
         return inverse_cdf_sample(logits, noise, temperature, sampling.top_k, sampling.top_p, min_p)
 
@@ -204,6 +238,8 @@ def sample(logits: Tensor, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
     finished = []
     for row in rows:
         row.finish_reason = row.sampler.stop.reason(row.token_ids, row.limit)
+        if row.finish_reason is None and row.structured is not None and row.structured.allowed is None:
+            row.finish_reason = "length"  # its grammar exceeds a limit here
         if row.finish_reason is not None:
             finished.append(row)
     return finished

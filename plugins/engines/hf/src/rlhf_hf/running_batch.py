@@ -57,11 +57,18 @@ class RunningBatch:
         for sampling, group in groups.items():
             if sampling not in self._samplers:
                 self._samplers[sampling] = self._new_sampler(sampling)
-            banned = self._samplers[sampling].banned
-            rows = make_rows(group, sampling, self._context_tokens, first_key=self._num_rows, banned=banned)
+            sampler = self._samplers[sampling]
+            rows = make_rows(
+                group,
+                sampling,
+                self._context_tokens,
+                first_key=self._num_rows,
+                banned=sampler.banned,
+                vocabulary=sampler.vocabulary,
+            )
             self._num_rows += len(rows)
             for row in rows:
-                row.sampler, row.version = self._samplers[sampling], self._version
+                row.sampler, row.version = sampler, self._version
             self._open.update(rows)
             self._waiting.extend(rows)
 

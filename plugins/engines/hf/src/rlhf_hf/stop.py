@@ -18,7 +18,7 @@ class StopRule:
     """
 
     def __init__(self, eos_ids: frozenset[int], stop: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> None:
-        self._eos_ids = eos_ids
+        self.eos_ids = eos_ids
         self._stop = stop
         self._tokenizer = tokenizer
         # Every token except special ones has at least one byte, and a character at most four.
@@ -27,7 +27,7 @@ class StopRule:
 
     def reason(self, token_ids: list[int], limit: int) -> FinishReason | None:
         """Reason why a row ends with its last sampled token, None if it continues."""
-        if token_ids[-1] in self._eos_ids or self._at_stop_text(token_ids):
+        if token_ids[-1] in self.eos_ids or self._at_stop_text(token_ids):
             return "stop"
         return "length" if len(token_ids) >= limit else None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import Any
 
 from rlhf_core import Column
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
@@ -31,6 +32,7 @@ class SharedEngine(EngineThread):
         """
         self.request_options: Mapping[str, str] = getattr(engine, "request_options", {})
         self.columns: Mapping[str, Column] = getattr(engine, "columns", {})
+        self.check_options: Callable[[Mapping[str, Any]], None] | None = getattr(engine, "check_options", None)
         self._weights = weights
         self._seconds = self._since = 0.0
         super().__init__(engine)

@@ -12,10 +12,12 @@ from rlhf_core.types import ToolCall
 from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
 
 from ...fields import (
+    JSON_OBJECT,
     MAX_TOP,
     Arguments,
     Limit,
     MaxTools,
+    Object,
     Probability,
     Stops,
     Temperature,
@@ -23,6 +25,7 @@ from ...fields import (
     check_text,
     check_texts,
 )
+from ...forced import ForcedChoice, parallel_refusal
 from ...stored import StoredConversations
 from ...wire import AnswerRequest, Part, invalid, unsupported
 from . import replies
@@ -131,6 +134,28 @@ class _Message(Part):
         )
 
 
+class _JsonSchema(Part):
+    name: Text
+    schema_: Object = Field(default_factory=lambda: {"type": "object"}, alias="schema")
+
+
+class _ResponseFormat(Part):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> _ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema: is missing")
+        return self
+
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """Return the JSON schema of answers, or None if they are free."""
+        if self.type == "text":
+            return None
+        return JSON_OBJECT if self.json_schema is None else self.json_schema.schema_
+
+
 class _StreamOptions(Part):
     include_usage: bool | None = None
 
@@ -165,7 +190,7 @@ class Body(AnswerRequest):
         """Return the names of options in use that only a served model supports."""
 
     def refusal(self) -> CallRefused | None:
-        """Refuse a `tool_choice` that forces a call."""
+        """Refuse a `tool_choice` of an unsupported type."""
         if self.tool_choice in (None, "auto", "none"):
             return None
         return unsupported("tool_choice", 'omit it, or set it to "auto" or "none"')
@@ -203,6 +228,8 @@ class ChatBody(Body):
     is_chat: ClassVar[bool] = True
 
     messages: list[_Message] = Field(min_length=1)
+    response_format: _ResponseFormat | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
 
@@ -212,10 +239,24 @@ class ChatBody(Body):
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
+    def refusal(self) -> CallRefused | None:
+        choice = self._choice
+        if choice.is_forced:
+            return choice.refusal(self.tools, 'omit it, or set it to "auto", "none", "required" or one function')
+        return super().refusal() or parallel_refusal(self.parallel_tool_calls, is_forced=False)
+
+    @property
+    def _choice(self) -> ForcedChoice:
+        return ForcedChoice.of(self.tool_choice, lambda choice: choice.get("function"))
+
     def calls(self, stored: StoredConversations) -> list[Call]:
+        schema = None if self.response_format is None else self.response_format.schema_of_answer()
         prompt = {
             "messages": tuple(each.message() for each in self.messages),
             "tools": () if self.tool_choice == "none" else tuple(self.tools or ()),
+            "forced_tools": self._choice.names(self.tools),
+            "several_calls": self._choice.allows_several and self.parallel_tool_calls is not False,
+            "answer_schema": schema,
             "top_logprobs": (self.top_logprobs or 0) if self.logprobs else None,
         }
         return self._calls(prompt, 0)

@@ -23,6 +23,7 @@ from ...fields import (
     Text,
     function_tool,
 )
+from ...forced import ForcedChoice
 from ...stored import StoredConversations
 from ...wire import AnswerRequest, CountRequest, Part, WireRequest, encode, invalid, unsupported
 from . import replies
@@ -30,7 +31,6 @@ from . import replies
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "context_management": ({}, {"edits": []}),
     "mcp_servers": ([],),
-    "output_config": ({},),
     "thinking": ({"type": "disabled"},),
     "top_k": (-1, 0),
 }
@@ -100,8 +100,19 @@ class _Tool(Part):
     input_examples: None = None
 
 
+class _JsonFormat(Part):
+    type: Literal["json_schema"]
+    schema_: Object = Field(alias="schema")
+
+
+class _OutputConfig(Part):
+    format: _JsonFormat | None = None
+    effort: None = None
+
+
 class _ToolChoice(Part):
     type: str
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -116,17 +127,27 @@ class PromptBody(WireRequest):
     system: _SystemText | None = None
     tools: list[_Tool] | None = MaxTools
     tool_choice: _ToolChoice | None = None
+    output_config: _OutputConfig | None = None
 
     def refusal(self) -> CallRefused | None:
-        """Refuse a `tool_choice` that forces or limits calls."""
-        choice = self.tool_choice
-        if choice is None:
-            return None
-        if choice.type not in ("auto", "none"):
-            return unsupported("tool_choice", 'omit it, or set its type to "auto" or "none"')
-        if choice.disable_parallel_tool_use:
-            return unsupported("tool_choice.disable_parallel_tool_use", "omit it")
+        """Refuse a `tool_choice` of an unsupported type, and one that limits calls without forcing one."""
+        choice = self._choice
+        if choice.is_forced:
+            return choice.refusal(self.tools, 'omit it, or set its type to "auto", "none", "any" or "tool"')
+        if self._is_single:
+            return unsupported("tool_choice.disable_parallel_tool_use", "omit it, or force a call")
         return None
+
+    @property
+    def _choice(self) -> ForcedChoice:
+        choice = self.tool_choice
+        if choice is None or choice.type != "tool":
+            return ForcedChoice.of(None if choice is None else choice.type, lambda _: None)
+        return ForcedChoice.of(choice.model_dump(), lambda given: given)
+
+    @property
+    def _is_single(self) -> bool:
+        return self.tool_choice is not None and bool(self.tool_choice.disable_parallel_tool_use)
 
     def prompt(self) -> dict[str, Any]:
         """Return the messages and tools of the call. Raises `CallRefused` if they are empty."""
@@ -136,7 +157,14 @@ class PromptBody(WireRequest):
         messages = tuple(_chat_messages(self.messages))
         if not messages:
             raise invalid("messages: there is nothing to answer")
-        return {"messages": (*system, *messages), "tools": () if is_hidden else tuple(tools)}
+        output = self.output_config
+        return {
+            "messages": (*system, *messages),
+            "tools": () if is_hidden else tuple(tools),
+            "forced_tools": self._choice.names(tools),
+            "several_calls": self._choice.allows_several and not self._is_single,
+            "answer_schema": None if output is None or output.format is None else output.format.schema_,
+        }
 
 
 class MessagesBody(PromptBody, AnswerRequest):

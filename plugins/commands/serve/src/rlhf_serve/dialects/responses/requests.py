@@ -9,7 +9,19 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
 
-from ...fields import MAX_TOP, Checked, Limit, MaxTools, Object, Probability, Temperature, Text, function_tool
+from ...fields import (
+    JSON_OBJECT,
+    MAX_TOP,
+    Checked,
+    Limit,
+    MaxTools,
+    Object,
+    Probability,
+    Temperature,
+    Text,
+    function_tool,
+)
+from ...forced import ForcedChoice, parallel_refusal
 from ...stored import StoredConversations
 from ...wire import AnswerRequest, CountRequest, Part, WireRequest, encode, unsupported
 from . import replies
@@ -19,7 +31,6 @@ _LOGPROBS = "message.output_text.logprobs"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "context_management": ([],),
-    "parallel_tool_calls": (True,),
     "truncation": ("disabled",),
 }
 _HARMLESS = frozenset(
@@ -41,9 +52,27 @@ class _Tool(Part):
     defer_loading: Literal[False] | None = None
 
 
+class _Format(Part):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Object | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> _Format:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("schema: is missing")
+        return self
+
+
 class _TextConfig(Part):
-    format: dict[str, Any] | None = None
+    format: _Format | None = None
     verbosity: str | None = None
+
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """Return the JSON schema of answers, or None if they are free."""
+        if self.format is None or self.format.type == "text":
+            return None
+        return self.format.schema_ or JSON_OBJECT
 
 
 class PromptBody(WireRequest):
@@ -58,6 +87,7 @@ class PromptBody(WireRequest):
     previous_response_id: str | None = None
     tools: list[_Tool] | None = MaxTools
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     text: _TextConfig | None = None
     reasoning: dict[str, Any] | None = None
 
@@ -68,17 +98,23 @@ class PromptBody(WireRequest):
         return self
 
     def refusal(self) -> CallRefused | None:
-        """Refuse a forced call, an output format, and options of reasoning."""
-        if self.tool_choice not in (None, "auto", "none"):
-            return unsupported("tool_choice", 'omit it, or set it to "auto" or "none"')
-        text = self.text or _TextConfig()
-        if text.format not in (None, {"type": "text"}):
-            return unsupported("text.format", 'omit it, or set it to {"type": "text"}')
+        """Refuse a forced call of an unsupported type, and options of texts and reasoning."""
+        choice, text = self._choice, self.text or _TextConfig()
+        if choice.is_forced:
+            refused = choice.refusal(self.tools, 'omit it, or set it to "auto", "none", "required" or one function')
+        else:
+            refused = parallel_refusal(self.parallel_tool_calls, is_forced=False)
+        if refused is not None:
+            return refused
         if text.verbosity not in (None, "medium"):
             return unsupported("text.verbosity", "omit it")
         if (self.reasoning or {}).get("effort") not in (None, "none"):
             return unsupported("reasoning.effort", "omit it")
         return None
+
+    @property
+    def _choice(self) -> ForcedChoice:
+        return ForcedChoice.of(self.tool_choice, lambda choice: choice)
 
     def prompt(self, stored: StoredConversations) -> dict[str, Any]:
         """Return the messages and tools of the call: instructions, the earlier conversation and the input.
@@ -96,6 +132,9 @@ class PromptBody(WireRequest):
         return {
             "messages": (*system, *earlier, *chat_messages(self.input)),
             "tools": () if self.tool_choice == "none" else tuple(tools),
+            "forced_tools": self._choice.names(tools),
+            "several_calls": self._choice.allows_several and self.parallel_tool_calls is not False,
+            "answer_schema": None if self.text is None else self.text.schema_of_answer(),
         }
 
 
@@ -149,6 +188,10 @@ class ResponsesBody(PromptBody, AnswerRequest):
     def _with_logprobs(self) -> bool:
         return _LOGPROBS in (self.include or ())
 
+    def _format(self) -> dict[str, Any]:
+        found = None if self.text is None else self.text.format
+        return {"type": "text"} if found is None else found.model_dump(by_alias=True, exclude_none=True)
+
     def _settings(self) -> dict[str, Any]:
         """Options that the response repeats."""
         return {
@@ -157,14 +200,14 @@ class ResponsesBody(PromptBody, AnswerRequest):
             "previous_response_id": self.previous_response_id,
             "tools": [tool.model_dump(exclude={"defer_loading"}) for tool in self.tools or ()],
             "tool_choice": self.tool_choice or "auto",
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
             "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_logprobs": self.top_logprobs or 0,
             "metadata": self.metadata or {},
             "store": self.store is not False,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self._format()},
             "truncation": "disabled",
             "background": False,
         }
