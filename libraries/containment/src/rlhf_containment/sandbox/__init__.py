@@ -39,6 +39,21 @@ not restrict these calls: `shutil.copyfile` works there, `shutil.copy` fails.
 
 from __future__ import annotations
 
+from .command import CommandRun, SandboxedCommand, save_folder
+from .inside.files import FolderError, FolderFile, check_path
 from .run import Limits, Mode, ProgramResult, SandboxError, missing, run_program
 
-__all__ = ["Limits", "Mode", "ProgramResult", "SandboxError", "missing", "run_program"]
+__all__ = [
+    "CommandRun",
+    "FolderError",
+    "FolderFile",
+    "Limits",
+    "Mode",
+    "ProgramResult",
+    "SandboxError",
+    "SandboxedCommand",
+    "check_path",
+    "missing",
+    "run_program",
+    "save_folder",
+]

@@ -118,6 +118,31 @@ def bytes_of_a_socket() -> int:
         return first.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * 3 // 2
 
 
+def remaining(seconds: float) -> list[str]:
+    """Names of the other processes of this process namespace that have not exited after a while."""
+    deadline = time.monotonic() + seconds
+    while True:
+        _collect(0)
+        names = []
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it exited meanwhile
+                if int(name) != os.getpid():
+                    with open(f"/proc/{name}/comm", encoding="utf-8", errors="replace") as file:
+                        names.append(file.read().strip())
+        if not names or time.monotonic() > deadline:
+            return names
+        time.sleep(CHECK_SECONDS)
+
+
+def end_all() -> None:
+    """Kill and reap all other processes of this process namespace, whose first process this is."""
+    with suppress(ProcessLookupError):  # there are none
+        os.kill(-1, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
 def end_descendants() -> None:
     """Kill and reap all descendants of this process, which must be their subreaper."""
     while True:
