@@ -60,7 +60,7 @@ class ProgramResult:
     output: str
     error_output: str
     stopped_for: Literal["", "time", "processor", "memory", "output", "child", "folder"]
-    """The exceeded limit, empty if none was. Only for a command: `child` (it ended before a process that it started) and
+    """The exceeded limit, empty if none was. Only for a command: `child` (a process that it started has not ended) and
     `folder` (its working folder is too large or cannot be read)."""
     problem: str = ""
     """Details of `child` and `folder`."""

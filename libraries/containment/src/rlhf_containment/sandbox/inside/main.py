@@ -216,7 +216,8 @@ def _exec_program(job: dict[str, Any], status_fd: int, program: str, stdin: str,
 def _memory_and_files(job: dict[str, Any]) -> tuple[int, int]:
     """Maximum address space in bytes and number of open files of each process.
 
-    The address space of a command is not limited, since Node reserves much more than it uses. Sockets are not counted in the weaker mode, so full buffers of all open files are subtracted from the address space.
+    The address space of a command is not limited, since Node reserves much more than it uses. Sockets are not counted
+    in the weaker mode, so full buffers of all open files are subtracted from the address space.
     """
     memory = int(job["memory_bytes"])
     if "command" in job:

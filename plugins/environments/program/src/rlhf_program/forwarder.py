@@ -1,0 +1,81 @@
+"""Forwards connections from the port inside the sandbox to the episode's endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+_CONNECT_SECONDS = 10.0
+_MAX_CONNECTIONS = 16
+"""Connections that are forwarded at once. Others wait."""
+_CHUNK = 2**16
+
+
+class Forwarder:
+    """Connects a listening socket with an endpoint. All methods are called on one event loop."""
+
+    def __init__(self, base_url: str) -> None:
+        """Forward nothing yet.
+
+        Args:
+            base_url: URL of the endpoint.
+        """
+        place = urlsplit(base_url)
+        assert place.hostname is not None and place.port is not None
+        self._host, self.port = place.hostname, place.port
+        self.num_connections = 0
+        """Number of connections that the program has opened."""
+        self.fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why the endpoint cannot be reached, once it cannot."""
+        self._slots = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections. Takes over the listening socket."""
+        self._server = await asyncio.start_server(self._accept, sock=listener)
+
+    async def close(self) -> None:
+        """Close all connections and stop listening."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CONNECT_SECONDS)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        task = asyncio.get_running_loop().create_task(self._forward(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers = [writer]
+        try:
+            async with self._slots:
+                try:
+                    async with asyncio.timeout(_CONNECT_SECONDS):
+                        answers, requests = await asyncio.open_connection(self._host, self.port)
+                except OSError as error:  # includes TimeoutError
+                    if not self.fault.done():
+                        self.fault.set_result(str(error) or f"no connection within {_CONNECT_SECONDS:g} s")
+                    return
+                writers.append(requests)
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(_copy(reader, requests))
+                    both.create_task(_copy(answers, writer))
+        finally:
+            for each in writers:
+                each.transport.abort() if each.transport.is_closing() else each.close()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Copy until the source ends or either side is gone, then end the target's input."""
+    with suppress(OSError):
+        while data := await source.read(_CHUNK):
+            target.write(data)
+            await target.drain()
+        target.write_eof()

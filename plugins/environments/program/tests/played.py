@@ -1,0 +1,65 @@
+"""Plays episodes of programs with a policy that says what a test wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from chat_templates import chat_tokenizer
+from playing import Reworded
+
+from rlhf_core.config.problems import Problems
+from rlhf_core.types import SamplingParams
+from rlhf_episodes.player import build_environment_player
+from rlhf_episodes.selected import resolve_environment
+from rlhf_testing.samples import prompt_stream
+
+TOKENIZER = chat_tokenizer("qwen2")
+AGENT = Path(__file__).parents[4] / "recipes" / "shell-agent" / "agent.py"
+CHAT = {"prompt": [{"role": "user", "content": "Write hello to the file greeting."}]}
+WRITES = "I will do it.\n```sh\necho hello > greeting\n```"
+
+
+class Recorded(Reworded):
+    """Says each text in turn, and keeps each request with its answer."""
+
+    def __init__(self, texts):
+        super().__init__(TOKENIZER, texts, end=TOKENIZER.eos_token_id)
+        self.turns = []
+
+    def generate(self, requests, sampling):
+        by_place = {(each.sample_id, each.branch): each for each in requests}
+        for each in super().generate(requests, sampling):
+            self.turns.append((by_place[each.sample_id, each.branch], each.token_ids))
+            yield replace(each, finish_reason="stop")
+
+
+def environment(**options):
+    """The checked section of a run file, with the shell agent unless `command` is another one."""
+    defaults = {"command": ["python", str(AGENT), "{prompt}"], "read": [str(AGENT)], "timeout_seconds": 60.0}
+    problems = Problems()
+    selected = resolve_environment({"name": "program", **defaults, **options}, problems)
+    problems.raise_if_any("a test")
+    return selected
+
+
+def play(texts=("",), *, record=None, folder=None, samples=1, engine=None, max_new_tokens=200, **options):
+    """Play the episodes of one prompt, with a policy that says each of `texts` in turn."""
+    player = build_environment_player(
+        environment(**options),
+        engine or Recorded(texts),
+        TOKENIZER,
+        sampling=SamplingParams(max_new_tokens=max_new_tokens),
+        seed=0,
+        base_folder=folder,
+    )
+    prompt = prompt_stream([record or CHAT], TOKENIZER, seed=0).prompt(0)
+    try:
+        return sorted(player.play([(prompt, number) for number in range(samples)]), key=lambda each: each.sample_id)
+    finally:
+        player.close()
+
+
+def metrics(played):
+    """What the environment measured."""
+    return played.rows[0].columns["environment"]
