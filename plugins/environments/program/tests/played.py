@@ -12,7 +12,7 @@ from rlhf_core.config.problems import Problems
 from rlhf_core.types import SamplingParams
 from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
-from rlhf_testing.samples import prompt_stream
+from rlhf_testing.episodes import prompt_stream
 
 TOKENIZER = chat_tokenizer("qwen2")
 AGENT = Path(__file__).parents[4] / "recipes" / "shell-agent" / "agent.py"

@@ -102,8 +102,9 @@ class ProgramEnvironment:
         except SandboxError as error:
             raise EpisodeError(str(error), where="environment.command", hint=hint_to_read(str(error))) from error
         finally:
+            forwarder.stop()
             await running.end()
-            await forwarder.close()
+            await forwarder.wait_closed()
         self._check(result, endpoint, is_called=forwarder.num_connections > 0)
         return result
 

@@ -37,12 +37,15 @@ class Forwarder:
         """Accept connections. Takes over the listening socket."""
         self._server = await asyncio.start_server(self._accept, sock=listener)
 
-    async def close(self) -> None:
-        """Close all connections and stop listening."""
+    def stop(self) -> None:
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
             task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connections are closed."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CONNECT_SECONDS)
 
