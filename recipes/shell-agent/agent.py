@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """A small shell agent: it asks a model for commands, runs them in this folder, and shows it their output.
 
 Usage: `agent.py TASK`. The model is behind OPENAI_BASE_URL with the key OPENAI_API_KEY. It needs only Python.

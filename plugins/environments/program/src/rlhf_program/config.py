@@ -20,7 +20,7 @@ class ProgramConfig(Section):
 
     command: Command = Field(
         description="Program and arguments, started in the working folder of each episode. A program with a slash is a "
-        "file, relative to the run file's folder, and one without is searched in PATH. {prompt}, {model}, {base_url}, "
+        "file, relative to the run's working folder, and one without is searched in PATH. {prompt}, {model}, {base_url}, "
         "{anthropic_base_url} and {api_key} in arguments are replaced."
     )
     score: Command | dict[str, Any] = Field(
@@ -42,7 +42,7 @@ class ProgramConfig(Section):
     read: list[Annotated[str, StringConstraints(min_length=1)]] = Field(
         default_factory=list,
         description="Files and folders that program and score may read, in addition to the system's programs and this "
-        "Python with its packages. Relative to the run file's folder.",
+        "Python with its packages. Relative to the run's working folder.",
     )
     program_memory_bytes: int = Field(
         2 * 2**30, ge=2**26, description="Maximum resident memory of the program, summed over its processes."
