@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A small shell agent: it asks a model for commands, runs them in this folder, and shows it their output.
+"""A small shell agent: it requests commands from a model, runs them in this folder, and returns
+their output to the model.
 
-Usage: `agent.py TASK`. The model is behind OPENAI_BASE_URL with the key OPENAI_API_KEY. It needs only Python.
+Usage: `agent.py TASK`. OPENAI_BASE_URL is the address of the model, with the key OPENAI_API_KEY. It needs only Python.
 """
 
 import json
@@ -37,7 +38,7 @@ def command_of(text: str) -> str | None:
 
 
 def run(command: str) -> str:
-    """Run a command in a shell and return what the model sees of it."""
+    """Run a command in a shell and return its output as the model gets it."""
     try:
         done = subprocess.run(
             ["sh", "-c", command],
@@ -54,7 +55,7 @@ def run(command: str) -> str:
 
 
 def main(task: str) -> None:
-    """Work on a task until the model gives no command, or no step is left."""
+    """Work on a task until the model replies without a command, or no step is left."""
     messages = [{"role": "user", "content": task}]
     for _ in range(MAX_STEPS):
         try:

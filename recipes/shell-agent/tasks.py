@@ -1,14 +1,17 @@
-"""Write the tasks of this recipe: `python recipes/shell-agent/tasks.py > recipes/shell-agent/tasks.jsonl`.
+"""Write the tasks of this recipe to `tasks.jsonl` next to this file: `python recipes/shell-agent/tasks.py`.
 
 A record has a prompt with one example, the files of the working folder, and as `answer` a shell condition that holds
 once the task is done. The example is of another kind than the task.
 """
 
+from __future__ import annotations
+
 import json
 import random
+from pathlib import Path
 
-WORDS = "apple river stone cloud tiger lemon piano candle garden window silver rocket".split()
-NAMES = "notes list data log draft plan memo index report table".split()
+WORDS = ["apple", "river", "stone", "cloud", "tiger", "lemon", "piano", "candle", "garden", "window", "silver"]
+NAMES = ["notes", "list", "data", "log", "draft", "plan", "memo", "index", "report", "table"]
 NUM_TASKS = 400
 
 
@@ -32,22 +35,25 @@ def make_task(kind: str, rng: random.Random) -> tuple[str, str, dict[str, str], 
     return f"Delete {file}.", f"rm {file}", files, f"test ! -e {file} && test -e {second}"
 
 
-def main() -> None:
-    """Print a record for each task."""
+def make_records() -> list[dict[str, object]]:
+    """Return a record for each task. No two tasks have the same text."""
     kinds = ["write", "append", "copy", "rename", "delete"]
     rng = random.Random(0)
-    seen = set()
-    while len(seen) < NUM_TASKS:
+    records: dict[str, dict[str, object]] = {}
+    while len(records) < NUM_TASKS:
         kind, shown = rng.sample(kinds, 2)
         text, _, files, condition = make_task(kind, rng)
-        if text in seen:
-            continue
-        seen.add(text)
         example, solution, _, _ = make_task(shown, rng)
         prompt = f"Answer with one shell command.\n\nTask: {example}\n$ {solution}\n\nTask: {text}"
         record = {"prompt": [{"role": "user", "content": prompt}], "answer": condition, "files": files, "kind": kind}
-        print(json.dumps(record))
+        records.setdefault(text, record)
+    return list(records.values())
+
+
+def write_tasks(path: Path) -> None:
+    """Write the records to a file with one JSON value on each line."""
+    path.write_text("".join(json.dumps(each) + "\n" for each in make_records()), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write_tasks(Path(__file__).with_name("tasks.jsonl"))

@@ -15,6 +15,11 @@ pytestmark = [
 HAS_GREETING = ["grep", "-qx", "hello", "greeting"]
 CALL = f"{sys.executable} {AGENT} task"
 """A shell command that has one turn of the policy."""
+RAISES = """
+from agent import ask
+while True:
+    ask([{"role": "user", "content": "hello"}])
+"""
 
 
 def test_the_shell_agent_changes_its_folder_and_is_scored():
@@ -147,11 +152,11 @@ def test_after_a_failure_a_zero_keeps_the_turns():
 
 
 def test_the_limit_of_turns_truncates_and_the_folder_still_counts():
-    again = ["sh", "-c", f"{CALL}; {CALL} || exit 1", "sh"]
-    (played,) = play(command=again, score=["true"], max_turns=1)
+    (played,) = play(command=["sh", "-c", f"{CALL}; {CALL}"], score=["true"], max_turns=1)
     assert metrics(played)["truncated"] == 0.0, "the agent ends normally at the limit"
-    raises = f"{sys.executable} -c \"import runpy, sys; m = runpy.run_path(sys.argv[1]); m['ask']([{{'role': 'user', 'content': 'a'}}])\" {AGENT}"
-    (played,) = play(command=["sh", "-c", f"{raises}; {raises}"], score=["true"], max_turns=1)
+    record = {**CHAT, "files": {"go.py": RAISES}}
+    command = ["sh", "-c", f"cp {AGENT} agent.py; python go.py"]
+    (played,) = play(record=record, command=command, read=[str(AGENT)], score=["true"], max_turns=1)
     assert (metrics(played)["truncated"], metrics(played)["own/program_failed"], played.reward) == (1.0, 1.0, 1.0)
 
 

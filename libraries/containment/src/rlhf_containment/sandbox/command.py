@@ -1,4 +1,4 @@
-"""Runs one command in the sandbox, in a working folder of its own, with at most one port that leads out of it."""
+"""Runs one command in the sandbox, in a private working folder, with at most one port that leads out of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTEN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxedCommand:
-    """A program and its arguments, with what they find in the sandbox."""
+    """A program and its arguments, with its files, variables and limits in the sandbox."""
 
     command: Sequence[str]
     """Without a slash, the program is searched in the variable PATH."""

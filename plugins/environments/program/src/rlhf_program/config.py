@@ -20,8 +20,8 @@ class ProgramConfig(Section):
 
     command: Command = Field(
         description="Program and arguments, started in the working folder of each episode. A program with a slash is a "
-        "file, relative to the run's working folder, and one without is searched in PATH. {prompt}, {model}, {base_url}, "
-        "{anthropic_base_url} and {api_key} in arguments are replaced."
+        "file, relative to the run's working folder, and one without is searched in PATH. {prompt}, {model}, "
+        "{base_url}, {anthropic_base_url} and {api_key} in arguments are replaced."
     )
     score: Command | dict[str, Any] = Field(
         description="Reward of the working folder after the program has ended: a command (reward 1 if it exits with 0, "

@@ -37,7 +37,7 @@ _STOPPED = {  # reason: problem and option
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What all commands of a run have in common."""
+    """The part of the sandbox that is equal for all episodes of a run."""
 
     command: tuple[str, ...]
     score: tuple[str, ...]
@@ -128,13 +128,13 @@ class ProgramEnvironment:
             raise EpisodeError(
                 f"the working folder that the program {name} left {printable(result.problem)[:_QUOTED]}",
                 where="environment.max_folder_bytes",
-                hint="have it delete what the score does not need, or set environment.on_failure: zero or drop",
+                hint="have it delete files that the score does not need, or set environment.on_failure: zero or drop",
             )
         if result.exit_code and not is_called:
-            told = (result.error_output or result.output).replace(endpoint.api_key, "***")[-_QUOTED:]
+            quoted = (result.error_output or result.output).replace(endpoint.api_key, "***")[-_QUOTED:]
             raise EpisodeError(
                 f"the program {name} ended with exit code {result.exit_code} before it called the endpoint: "
-                f"{printable(' '.join(told.split()))}",
+                f"{printable(' '.join(quoted.split()))}",
                 where="environment.command",
                 hint="check its arguments, environment.variables and environment.read",
             )

@@ -76,7 +76,7 @@ class Forwarder:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Copy until the source ends or either side is gone, then end the target's input."""
+    """Copy until the source ends or one side closes, then end the target's input."""
     with suppress(OSError):
         while data := await source.read(_CHUNK):
             target.write(data)

@@ -14,7 +14,7 @@ _END_SECONDS = 5.0
 
 
 class RunningCommand:
-    """Runs a command on a thread of its own, since the kernel ends a command with the thread that started it."""
+    """Runs a command on its own thread, since the kernel ends a command with the thread that started it."""
 
     def __init__(self, command: SandboxedCommand) -> None:
         """Start the command. Called on the event loop."""

@@ -53,9 +53,9 @@ async def score_by_command(command: SandboxedCommand, *, is_printed: bool) -> tu
 
 
 def hint_to_read(problem: str) -> str:
-    """Return what to do if a command did not start."""
+    """Return the hint for a command that did not start."""
     if "cannot start" not in problem:
-        return "see the page of the sandbox for what it needs"
+        return "play its episodes on Linux with user namespaces"
     return "check its name, and add the folders that it needs to environment.read"
 
 
@@ -67,10 +67,10 @@ def _number(result: ProgramResult) -> float:
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
-        told = " ".join((result.error_output or result.output)[-_QUOTED:].split())
+        quoted = " ".join((result.error_output or result.output)[-_QUOTED:].split())
         raise EpisodeError(
             f"the command of score ended with exit code {result.exit_code} and did not print a number last: "
-            f"{printable(told)}",
+            f"{printable(quoted)}",
             where="environment.score",
             hint="print one number in the last line and exit with 0, or set environment.score_is_printed: false",
         )
@@ -116,7 +116,7 @@ class FolderReward:
 
 
 def _rollout(task: Task, result: ProgramResult, folder: str) -> Rollout:
-    """Return what the reward sees: the prompt, the program's output as the completion, and the folder's path."""
+    """Return the input of the reward: the prompt, the program's output as the completion, and the folder's path."""
     prompt = task.prompt
     return Rollout(
         sample_id=task.sample_id,

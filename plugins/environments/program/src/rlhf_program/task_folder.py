@@ -1,4 +1,4 @@
-"""What a task gives to a program: the files of its working folder, and the words that replace placeholders."""
+"""The part of a task that a program gets: the files of its working folder, and the words that replace placeholders."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def words_of_score(prompt: Prompt) -> dict[str, str]:
 
 
 def endpoint_variables(endpoint: Endpoint) -> dict[str, str]:
-    """Return the environment variables from which SDKs and agents read where the model is."""
+    """Return the environment variables from which SDKs and agents read the address of the model."""
     return {
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_BASE": endpoint.base_url,

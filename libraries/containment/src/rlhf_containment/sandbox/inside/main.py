@@ -68,8 +68,7 @@ def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
         view.enter(job, NOBODY)
         kernel.drop_rights(NOBODY if as_root else None)
         if is_command:
-            with os.fdopen(job["files"], "rb") as file:
-                files.save(files.receive(file), view.WORK)
+            _make_folder(job, status_fd)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the program cannot trace it
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user resets the earlier setting
         if select.select([alive_read], [], [], 0)[0]:
@@ -81,6 +80,16 @@ def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
     if is_command:
         _run(job, status_fd, "", os.devnull, view.WORK)
     _run(job, status_fd, view.PROGRAM, view.INPUT, view.PRIVATE)
+
+
+def _make_folder(job: dict[str, Any], status_fd: int) -> None:
+    """Create the files of a command's working folder, or report why that fails and exit."""
+    try:
+        with os.fdopen(job["files"], "rb") as file:
+            files.save(files.receive(file), view.WORK)
+    except (files.FolderError, OSError) as error:
+        _report(status_fd, {"not_started": f"{job['command'][0]!r}: its working folder: {error}"})
+        os._exit(0)
 
 
 def _may_become_nobody() -> bool:
