@@ -38,7 +38,7 @@ def wait_for(
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = used.ru_utime + used.ru_stime
         if code is not None:
-            return code, "processor" if seconds > cpu_seconds else ""
+            return code, "processor" if seconds > cpu_seconds or code == 128 + signal.SIGXCPU else ""
         if memory_bytes is not None:
             size = num_sockets() * socket_bytes
             for each_size, each_seconds in _processes():
