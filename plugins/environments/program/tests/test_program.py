@@ -65,7 +65,7 @@ def test_variables_and_placeholders(tmp_path):
     command = ["sh", "-c", f"env > env; printf '%s' \"$1\" > given; {CALL}", "sh", "{model} {prompt} {unknown}"]
     (tmp_path / "seen.py").write_text(
         "import json, pathlib\n"
-        "def seen(rollouts, *, kept: str = ""):\n"
+        "def seen(rollouts, *, kept: str = '-'):\n"
         "    (found,) = rollouts\n"
         "    files = {each.name: each.read_text() for each in pathlib.Path(found.metadata['folder']).iterdir()}\n"
         "    pathlib.Path(kept).write_text(json.dumps(files))\n"
