@@ -17,8 +17,8 @@ MAX_STEPS = 8
 _COMMAND = re.compile(r"```(?:sh|bash)?\s*\n(.*?)```|^\$ (.+)$", re.DOTALL | re.MULTILINE)
 _MAX_OUTPUT = 500
 _COMMAND_SECONDS = 10
-_MODEL_SECONDS = 600
-_TURN_LIMIT = 400
+_MODEL_SECONDS = 3600
+_REFUSED = 400
 
 
 def ask(messages: list[dict[str, str]]) -> str:
@@ -57,13 +57,14 @@ def run(command: str) -> str:
 def main(task: str) -> None:
     """Work on a task until the model replies without a command, or no step is left."""
     messages = [{"role": "user", "content": task}]
-    for _ in range(MAX_STEPS):
+    for step in range(MAX_STEPS):
         try:
             text = ask(messages)
         except urllib.error.HTTPError as error:
-            if error.code != _TURN_LIMIT:
-                raise
-            return  # no turn or token is left
+            if step and error.code == _REFUSED:
+                return  # no turn or token is left
+            print(error.read().decode(errors="replace"), file=sys.stderr)
+            raise
         command = command_of(text)
         if command is None:
             return
