@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rlhf_core.types import SamplingParams
 from rlhf_episodes.player import build_environment_player
 from rlhf_episodes.selected import resolve_environment
 from rlhf_testing.episodes import prompt_stream
+from rlhf_testing.models import tiny_model
 
 TOKENIZER = chat_tokenizer("qwen2")
 AGENT = Path(__file__).parents[4] / "recipes" / "shell-agent" / "agent.py"
@@ -58,6 +60,24 @@ def play(texts=("",), *, record=None, folder=None, samples=1, engine=None, max_n
         return sorted(player.play([(prompt, number) for number in range(samples)]), key=lambda each: each.sample_id)
     finally:
         player.close()
+
+
+def run_file(folder, section, **changes):
+    """A run of a model that knows nothing, which is saved in the folder."""
+    tiny_model(TOKENIZER, hidden_size=32).save_pretrained(folder / "model")
+    TOKENIZER.save_pretrained(folder / "model")
+    (folder / "tasks.jsonl").write_text(json.dumps(CHAT) + "\n")
+    return {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "prompts": {"name": "jsonl", "path": str(folder / "tasks.jsonl")},
+        "environment": {"name": "program", "max_turns": 2, **section},
+        "algorithm": {"name": "grpo", "kl_coef": 0.0},
+        "optimizer": {"lr": 1e-4},
+        "engine": {"max_new_tokens": 8},
+        "train": {"episodes": 2, "prompts_per_episode": 1, "samples_per_prompt": 2, "train_batch_size": 2},
+        "checkpoint": {"every_episodes": None},
+        **changes,
+    }
 
 
 def metrics(played):

@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from played import CHAT, TOKENIZER, Recorded, metrics, play
+from played import Recorded, metrics, play, run_file
 from slow_masks import check_masks
 
 from rlhf_containment.sandbox import missing
 from rlhf_core import train
-from rlhf_testing.models import tiny_model
 
 ROOT = Path(__file__).parents[4]
 PLACES = [Path(sys.executable).parent, ROOT / ".venv-clients" / "bin", ROOT / ".venv-clients" / "node_modules" / ".bin"]
@@ -103,24 +102,8 @@ def test_an_agent_solves_its_task_with_exact_masks(name):
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_run_trains_through_an_agent(name, tmp_path):
     """Ten iterations of a model that knows nothing. Trainer and engine agree on each token that counts."""
-    tiny_model(TOKENIZER, hidden_size=32).save_pretrained(tmp_path / "model")
-    TOKENIZER.save_pretrained(tmp_path / "model")
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(CHAT) + "\n")
-    run = {
-        "model": {"path": str(tmp_path / "model"), "device": "cpu"},
-        "prompts": {"name": "jsonl", "path": str(tmp_path / "tasks.jsonl")},
-        "environment": {"name": "program", **section(name), "max_turns": 2},
-        "algorithm": {"name": "grpo", "kl_coef": 0.0},
-        "optimizer": {"lr": 1e-4},
-        "engine": {"max_new_tokens": 8},
-        "train": {
-            "episodes": NUM_TIMES,
-            "prompts_per_episode": 1,
-            "samples_per_prompt": 2,
-            "train_batch_size": 2,
-        },
-        "checkpoint": {"every_episodes": None},
-    }
+    run = run_file(tmp_path, section(name))
+    run["train"]["episodes"] = NUM_TIMES
     result = train(run, output=tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert result.summary["status"] == "done" and len(lines) == NUM_TIMES
