@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +103,12 @@ class CommandRun:
                     listener.close()
                 else:
                     on_listening(listener)
-            result = started.result(command.limits)
+            try:
+                result = started.result(command.limits)
+            except SandboxError:
+                if not self._is_stopped:
+                    raise
+                return ProgramResult(exit_code=128 + signal.SIGKILL, output="", error_output="", stopped_for="")
             if result.stopped_for:
                 return result
             kept.seek(0)

@@ -155,15 +155,16 @@ _ALLOWED_ONLY = {  # name: numbers, errno of a refusal, alternatives {offset: va
     "fcntl": ((72, 25), errno.EPERM, ({_ARGUMENTS[1]: _FCNTL_COMMANDS},)),
     "ioctl": ((16, 29), errno.EOPNOTSUPP, ({_ARGUMENTS[1]: _IOCTL_COMMANDS},)),
 }
+_Rules = dict[str, tuple[tuple[int, int], int, tuple[Mapping[int, Sequence[int]], ...]]]
 _OF_SOCKETS = ("socket", "connect", "bind", "listen", "accept", "accept4", "setsockopt")
-_WITH_SOCKETS = {  # TCP, and options that neither enlarge buffers nor attach filters
+_WITH_SOCKETS: _Rules = {  # TCP, and options that neither enlarge buffers nor attach filters
     "socket": (
-        _DENIED["socket"],
+        (41, 198),
         errno.EAFNOSUPPORT,
         ({_ARGUMENTS[0]: (socket.AF_INET, socket.AF_INET6), _ARGUMENTS[1]: _CONNECTED, _ARGUMENTS[2]: (0, 6)},),
     ),
     "setsockopt": (
-        _DENIED["setsockopt"],
+        (54, 208),
         errno.EPERM,
         (
             {_ARGUMENTS[1]: (socket.SOL_SOCKET,), _ARGUMENTS[2]: (2, 9, 13, 15, 20, 21)},
@@ -224,7 +225,8 @@ def filter_program(signals_to: int | None = None, *, opens_sockets: bool = False
     ]
     if column == 0:  # the second set of numbers of x86_64
         lines += [_instruction(_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
-    denied, allowed_only = dict(_DENIED), dict(_ALLOWED_ONLY)
+    denied = dict(_DENIED)
+    allowed_only: _Rules = {**_ALLOWED_ONLY}
     if opens_sockets:
         denied = {name: numbers for name, numbers in denied.items() if name not in _OF_SOCKETS}
         allowed_only |= _WITH_SOCKETS
