@@ -14,6 +14,13 @@ import urllib.error
 import urllib.request
 
 MAX_STEPS = 8
+EXAMPLES = [
+    {"role": "user", "content": "Make the folder photos."},
+    {"role": "assistant", "content": "$ mkdir photos"},
+    {"role": "user", "content": "Show todo.txt."},
+    {"role": "assistant", "content": "$ cat todo.txt"},
+]
+"""The first messages of each conversation, which show the model the form of a reply."""
 _COMMAND = re.compile(r"```(?:sh|bash)?\s*\n(.*?)```|^\$ (.+)$", re.DOTALL | re.MULTILINE)
 _MAX_OUTPUT = 500
 _COMMAND_SECONDS = 10
@@ -56,7 +63,7 @@ def run(command: str) -> str:
 
 def main(task: str) -> None:
     """Work on a task until the model replies without a command, or no step is left."""
-    messages = [{"role": "user", "content": task}]
+    messages = [*EXAMPLES, {"role": "user", "content": task}]
     for step in range(MAX_STEPS):
         try:
             text = ask(messages)
