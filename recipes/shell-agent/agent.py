@@ -21,7 +21,7 @@ EXAMPLES = [
     {"role": "assistant", "content": "$ cat todo.txt"},
 ]
 """The first messages of each conversation, which show the model the form of a reply."""
-_COMMAND = re.compile(r"```(?:sh|bash)?\s*\n(.*?)```|^\$ (.+)$", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"```(?:sh|bash)?\s*\n(.*?)```|^\$ ([^\n]+)$", re.DOTALL | re.MULTILINE)
 _MAX_OUTPUT = 500
 _COMMAND_SECONDS = 10
 _MODEL_SECONDS = 3600

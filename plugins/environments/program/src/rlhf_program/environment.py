@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlhf_containment.sandbox import FolderFile, Limits, ProgramResult, SandboxedCommand, SandboxError, missing
 from rlhf_core.components import TaskContext
@@ -91,7 +92,8 @@ class ProgramEnvironment:
         try:
             if (listener := await running.listener) is not None:
                 await forwarder.start(listener)
-            await asyncio.wait({running.result, forwarder.fault}, return_when=asyncio.FIRST_COMPLETED)
+            either: tuple[asyncio.Future[Any], ...] = (running.result, forwarder.fault)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if forwarder.fault.done():
                 raise EpisodeError(
                     f"the endpoint of the episode does not answer: {forwarder.fault.result()}",
