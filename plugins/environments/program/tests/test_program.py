@@ -152,8 +152,8 @@ def test_after_a_failure_a_zero_keeps_the_turns():
 
 
 def test_the_limit_of_turns_truncates_and_the_folder_still_counts():
-    (played,) = play(command=["sh", "-c", f"{CALL}; {CALL}"], score=["true"], max_turns=1)
-    assert metrics(played)["truncated"] == 0.0, "the agent ends normally at the limit"
+    (played,) = play((WRITES,), score=HAS_GREETING, max_turns=1)
+    assert (metrics(played)["truncated"], played.reward) == (0.0, 1.0), "the agent ends normally at the limit"
     record = {**CHAT, "files": {"go.py": RAISES}}
     command = ["sh", "-c", f"cp {AGENT} agent.py; python go.py"]
     (played,) = play(record=record, command=command, read=[str(AGENT)], score=["true"], max_turns=1)
