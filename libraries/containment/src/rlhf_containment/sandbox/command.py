@@ -70,18 +70,19 @@ class CommandRun:
                 cannot be created.
         """
         command = self._command
+        try:
+            for path in command.files:
+                folder_files.check_path(path)
+        except FolderError as error:
+            raise SandboxError(f"the working folder {error}") from None
         with ExitStack() as stack:
             given = stack.enter_context(tempfile.TemporaryFile())
             kept = stack.enter_context(tempfile.TemporaryFile())
-            ours, theirs = socket.socketpair()
-            stack.enter_context(ours)
-            try:
-                for path in command.files:
-                    folder_files.check_path(path)
-            except FolderError as error:
-                raise SandboxError(f"the working folder {error}") from None
             folder_files.send(command.files, given)
             given.seek(0)
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
             job = make_job(command.limits, "namespaces") | {
                 "command": list(command.command),
                 "variables": dict(command.variables),
@@ -91,9 +92,9 @@ class CommandRun:
                 "result": kept.fileno(),
                 "channel": theirs.fileno(),
             }
-            with theirs:
-                started = StartedSandbox(job, [given.fileno(), kept.fileno(), theirs.fileno()])
+            started = StartedSandbox(job, [given.fileno(), kept.fileno(), theirs.fileno()])
             stack.callback(self._end, started)
+            theirs.close()
             with self._lock:
                 self._started = started
                 if self._is_stopped:

@@ -7,7 +7,9 @@ import socket
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-_CONNECT_SECONDS = 10.0
+_CONNECT_SECONDS = 60.0
+"""Deadline of a connection, which a busy event loop may delay. A server that has ended refuses it at once."""
+_CLOSE_SECONDS = 5.0
 _MAX_CONNECTIONS = 16
 """Connections that are forwarded at once. Others wait."""
 _CHUNK = 2**16
@@ -47,7 +49,7 @@ class Forwarder:
     async def wait_closed(self) -> None:
         """Wait until the connections are closed."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CONNECT_SECONDS)
+            await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
