@@ -47,7 +47,11 @@ class CommandRun:
     """
 
     def __init__(self, command: SandboxedCommand) -> None:
-        """Start nothing yet."""
+        """Start nothing yet.
+
+        Args:
+            command: The command and its limits.
+        """
         self._command = command
         self._lock = Lock()
         self._started: StartedSandbox | None = None

@@ -28,10 +28,13 @@ class FolderFile(NamedTuple):
 
 
 def check_path(path: str) -> None:
-    """Raise `FolderError` for a path that is absolute, leads out of the folder, or is not normal.
+    """Check that a path stays in its folder.
 
     Args:
         path: Path relative to the folder, with `/` between its parts.
+
+    Raises:
+        FolderError: it is absolute, leads out of the folder, is too long, or has empty parts.
     """
     parts = path.split("/")
     if not path or len(path) > MAX_PATH or "\0" in path or any(part in ("", ".", "..") for part in parts):
