@@ -55,8 +55,8 @@ def test_it_reads_what_is_named_and_nothing_else(tmp_path):
 
 @needs_namespaces
 def test_temporary_files_are_not_part_of_the_folder():
-    assert run("echo a > /tmp/a && echo b > $HOME/b && echo c > $TMPDIR/c && ls /tmp").output.split() == ["a", "c"]
-    assert run("echo a > /tmp/a; echo b > $HOME/b").files == {}
+    result = run("echo b > $HOME/b && echo c > $TMPDIR/c && ls $TMPDIR $HOME")
+    assert "b" in result.output.split() and "c" in result.output.split() and result.files == {}
 
 
 @needs_namespaces

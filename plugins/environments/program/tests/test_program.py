@@ -191,7 +191,7 @@ def test_what_cannot_work_is_refused_by_name(tmp_path):
 
 def test_episodes_at_once_do_not_see_each_other():
     engine = Recorded((WRITES, "Done."))
-    command = ["sh", "-c", f"test -e greeting && exit 5; {CALL}; ls /proc | grep -c '^[0-9]' > /tmp/count"]
+    command = ["sh", "-c", f"test -e greeting && exit 5; {CALL}; true"]
     played = play(engine=engine, samples=4, command=command, score=HAS_GREETING)
     assert [each.reward for each in played] == [1.0] * 4
     assert all(metrics(each)["own/program_failed"] == 0.0 for each in played)
