@@ -100,6 +100,23 @@ def test_memory_is_what_is_used_not_what_is_reserved():
 
 
 @needs_namespaces
+def test_page_tables_count_as_memory():
+    source = """
+import mmap, time
+huge = mmap.mmap(-1, 2**38, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ)  # MAP_NORESERVE
+for place in range(0, 2**38, 2**21): huge[place]
+time.sleep(30)
+"""
+    assert python(source).stopped_for == "memory"
+
+
+@needs_namespaces
+def test_memory_is_limited_after_the_command_has_ended():
+    grows = "a = []\nwhile True: a.append(b'1' * 2**24)"
+    assert run(f'{sys.executable} -c "{grows}" & exit 0').stopped_for == "memory"
+
+
+@needs_namespaces
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
@@ -107,7 +124,7 @@ def test_memory_is_what_is_used_not_what_is_reserved():
         (
             "p=a; while [ ${#p} -lt 900 ]; do p=$p/aaaaaaaaaaaaaaaaaaaa; done; mkdir -p $p && cd $p && "
             "mkdir -p $p && cd $p && touch b",
-            "has a path of more than 1024 characters",
+            "has a path of more than 1024 bytes",
         ),
     ],
 )
@@ -142,7 +159,7 @@ def test_what_cannot_start_says_why():
         run("true", files={"a": FolderFile(bytes(2**21))}, limits=Limits(max_folder_bytes=2**20))
 
 
-@pytest.mark.parametrize("path", ["", "/a", "a//b", "../a", "a/..", "./a", "a\0", "a" * 2000])
+@pytest.mark.parametrize("path", ["", "/a", "a//b", "../a", "a/..", "./a", "a\0", "a" * 2000, "é" * 600, "\ud800"])
 def test_paths_that_are_not_safe(path, tmp_path):
     with pytest.raises(FolderError):
         check_path(path)

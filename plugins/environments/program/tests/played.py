@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chat_templates import chat_tokenizer
+from interrupted import Engine, journal
 from playing import Reworded
 
 from rlhf_core.config.problems import Problems
@@ -36,6 +37,22 @@ class Recorded(Reworded):
             yield replace(each, finish_reason="stop")
 
 
+class Interrupted(Engine):
+    """Writes the greeting, then is done. Ends the run after `limit` turns."""
+
+    def __init__(self, limit=None):
+        super().__init__(limit, answer=self.reply)
+
+    @staticmethod
+    def reply(request, version):
+        text = "Done." if request.offset else WRITES
+        return [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
+
+    def generate(self, requests, sampling):
+        for each in super().generate(requests, sampling):
+            yield replace(each, finish_reason="stop")
+
+
 def environment(**options):
     """The checked section of a run file, with the shell agent unless `command` is another one."""
     defaults = {"command": ["python", str(AGENT), "{prompt}"], "read": [str(AGENT)], "timeout_seconds": 60.0}
@@ -45,21 +62,29 @@ def environment(**options):
     return selected
 
 
-def play(texts=("",), *, record=None, folder=None, samples=1, engine=None, max_new_tokens=200, **options):
-    """Play the episodes of one prompt, with a policy that says each of `texts` in turn."""
+def play(
+    texts=("",), *, record=None, folder=None, samples=1, engine=None, max_new_tokens=200, recorded=None, **options
+):
+    """Play the episodes of one prompt, with a policy that says each of `texts` in turn. `recorded` is a journal's folder."""
+    engine = engine or Recorded(texts)
     player = build_environment_player(
         environment(**options),
-        engine or Recorded(texts),
+        engine,
         TOKENIZER,
         sampling=SamplingParams(max_new_tokens=max_new_tokens),
         seed=0,
         base_folder=folder,
     )
+    lines = None
+    if recorded is not None:
+        lines, player.journal = journal(recorded, engine)
     prompt = prompt_stream([record or CHAT], TOKENIZER, seed=0).prompt(0)
     try:
         return sorted(player.play([(prompt, number) for number in range(samples)]), key=lambda each: each.sample_id)
     finally:
         player.close()
+        if lines is not None:
+            lines.close()
 
 
 def run_file(folder, section, **changes):

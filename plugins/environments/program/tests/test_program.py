@@ -4,7 +4,8 @@ import json
 import sys
 
 import pytest
-from played import AGENT, CHAT, WRITES, Recorded, metrics, play
+from interrupted import Killed
+from played import AGENT, CHAT, WRITES, Interrupted, Recorded, metrics, play
 
 from rlhf_containment.sandbox import missing
 from rlhf_core.errors import ConfigError, DataError, EpisodeError
@@ -59,6 +60,20 @@ def test_a_folder_is_made_from_the_record_and_checked_with_files_the_program_doe
 def test_a_record_with_bad_files_is_refused_by_name(files, problem):
     with pytest.raises((DataError, EpisodeError), match=f"'files' of the record .*{problem}"):
         play(record={**CHAT, "files": files}, score=["true"], max_folder_bytes=2**20)
+
+
+def test_files_of_the_score_replace_what_the_program_put_in_their_way():
+    record = {**CHAT, "score_files": {"check/key": "4", "given": "5"}}
+    command = ["sh", "-c", f"echo 1 > check; mkdir given; echo 1 > given/a; {CALL}"]
+    score = ["sh", "-c", "grep -q 4 check/key && grep -q 5 given"]
+    assert play(record=record, command=command, score=score)[0].reward == 1.0
+
+
+def test_a_full_folder_is_scored_with_files_of_the_score():
+    record = {**CHAT, "score_files": {"key": "4" * 2**19}}
+    command = ["sh", "-c", f"truncate -s 900K sparse; {CALL}"]
+    (played,) = play(record=record, command=command, score=["test", "-s", "sparse"], max_folder_bytes=2**20)
+    assert played.reward == 1.0
 
 
 def test_variables_and_placeholders(tmp_path):
@@ -151,6 +166,16 @@ def test_after_a_failure_a_zero_keeps_the_turns():
     assert (played.reward, metrics(played)["failed"]) == (0.0, 1.0)
 
 
+def test_a_killed_run_samples_no_finished_turn_again(tmp_path):
+    first, again = Interrupted(limit=1), Interrupted()
+    with pytest.raises(Killed):
+        play(engine=first, recorded=tmp_path, score=HAS_GREETING)
+    (played,) = play(engine=again, recorded=tmp_path, score=HAS_GREETING)
+    assert (played.reward, metrics(played)["num_turns"]) == (1.0, 2.0)
+    assert [offset > 0 for _, _, offset, _ in first.sampled] == [False]
+    assert [offset > 0 for _, _, offset, _ in again.sampled] == [True]
+
+
 def test_the_limit_of_turns_truncates_and_the_folder_still_counts():
     (played,) = play((WRITES,), score=HAS_GREETING, max_turns=1)
     assert (metrics(played)["truncated"], played.reward) == (0.0, 1.0), "the agent ends normally at the limit"
@@ -183,6 +208,8 @@ def test_what_cannot_work_is_refused_by_name(tmp_path):
         play(score=["true"], read=["gone"], folder=tmp_path)
     with pytest.raises(ConfigError, match="part of the system that the sandbox replaces"):
         play(score=["true"], read=["/"])
+    with pytest.raises(ConfigError, match="is /, a part of the system"):
+        play(score=["true"], read=["../" * 40], folder=tmp_path)
     with pytest.raises(ConfigError, match="score_is_printed: a reward returns its score"):
         play(score="exact-match", score_is_printed=True)
     with pytest.raises(EpisodeError, match="cannot start '/.*/gone.sh'"):

@@ -12,7 +12,6 @@ from rlhf_core.config.load import parse_reward
 from rlhf_core.errors import ConfigError
 
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-_NOT_READABLE = ("/", "/proc", "/sys", "/dev")
 
 
 class ProgramConfig(Section):
@@ -70,15 +69,6 @@ class ProgramConfig(Section):
             return parse_reward(score)
         except ConfigError as error:
             raise ValueError(error.message) from None
-
-    @field_validator("read")
-    @classmethod
-    def _check_read(cls, paths: list[str]) -> list[str]:
-        if wrong := next(
-            (path for path in paths if path.rstrip("/") in {each.rstrip("/") for each in _NOT_READABLE}), None
-        ):
-            raise ValueError(f"{wrong!r} is a part of the system that the sandbox replaces: name the folders below it")
-        return paths
 
     @model_validator(mode="after")
     def _check_score(self) -> Self:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,26 @@ from .config import ProgramConfig
 from .forwarder import Forwarder
 from .running import RunningCommand
 from .scoring import FolderReward, hint_to_read, score_by_command
-from .task_folder import FILES, SCORE_FILES, endpoint_variables, filled, folder_of, words_of_program, words_of_score
+from .task_folder import (
+    FILES,
+    SCORE_FILES,
+    endpoint_variables,
+    filled,
+    folder_of,
+    with_score_files,
+    words_of_program,
+    words_of_score,
+)
 
 logger = logging.getLogger(__name__)
 
 _WALL_SECONDS = 86400.0
 """Wall-clock limit of the program. The deadline of the episode, which excludes the policy's time, ends it earlier."""
 _QUOTED = 300
+_PAGE = 4096
+_FILES_OF_SCORE = 2
+_REPLACED = ("/proc", "/sys", "/dev")
+"""Folders that the sandbox replaces, or does not have."""
 _STOPPED = {  # reason: problem and option
     "processor": ("used more than {program_cpu_seconds} s of processor time", "program_cpu_seconds"),
     "memory": ("used more than {program_memory_bytes} bytes of memory", "program_memory_bytes"),
@@ -65,7 +78,7 @@ class ProgramEnvironment:
             logger.warning("sample %d: the program %s was ended while it ran", task.sample_id, config.command[0])
             raise
         is_cut = result.exit_code != 0 and min(policy.remaining_turns, policy.remaining_tokens) <= 0
-        reward, metrics = await self._score(task, result, {**result.files, **scored})
+        reward, metrics = await self._score(task, result, with_score_files(result.files, scored))
         metrics["program_failed"] = float(result.exit_code != 0)
         return Outcome(reward=reward, metrics=metrics, status="truncated" if is_cut else "done")
 
@@ -90,8 +103,8 @@ class ProgramEnvironment:
             )
         )
         try:
-            if (listener := await running.listener) is not None:
-                await forwarder.start(listener)
+            if (listener := await running.listening()) is not None:
+                forwarder.start(listener)
             either: tuple[asyncio.Future[Any], ...] = (running.result, forwarder.fault)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if forwarder.fault.done():
@@ -151,7 +164,7 @@ class ProgramEnvironment:
             files=files,
             variables={"PATH": self._place.path},
             readable=self._place.readable,
-            limits=self._limits(self._config.score_seconds),
+            limits=self._limits_of_score(),
         )
         return await score_by_command(command, is_printed=self._config.score_is_printed)
 
@@ -167,6 +180,13 @@ class ProgramEnvironment:
             max_folder_bytes=config.max_folder_bytes,
             max_files=config.max_files,
         )
+
+    def _limits_of_score(self) -> Limits:
+        """Limits of the score. Any folder that the program may leave fits with `score_files`, sparse files included."""
+        config = self._config
+        size = 2 * config.max_folder_bytes + _PAGE * config.max_files
+        own = self._limits(config.score_seconds)
+        return replace(own, max_file_bytes=size, max_folder_bytes=size, max_files=_FILES_OF_SCORE * config.max_files)
 
 
 def build(config: ProgramConfig, context: TaskContext) -> ProgramEnvironment:
@@ -186,6 +206,16 @@ def build(config: ProgramConfig, context: TaskContext) -> ProgramEnvironment:
         if not os.path.exists(path):
             raise ConfigError(
                 f"{given!r} does not exist", where="environment.read", hint=f"create {path}, or remove it from read"
+            )
+        if (
+            (real := os.path.realpath(path)) == "/"
+            or real.startswith(tuple(f"{each}/" for each in _REPLACED))
+            or (real in _REPLACED)
+        ):
+            raise ConfigError(
+                f"{given!r} is {real}, a part of the system that the sandbox replaces",
+                where="environment.read",
+                hint="name the folders that the program needs",
             )
     command, score = list(config.command), [] if isinstance(config.score, dict) else list(config.score)
     for words in (command, score):

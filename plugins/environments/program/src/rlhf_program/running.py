@@ -26,11 +26,21 @@ class RunningCommand:
         """Result, or the `SandboxError` of the run."""
         BoundedThread(self._work, f"sandbox of {command.command[0]}").start()
 
+    async def ended(self) -> ProgramResult:
+        """Wait for the result. Canceling this does not cancel `result`, which `end` waits for."""
+        await asyncio.wait({self.result})
+        return self.result.result()
+
+    async def listening(self) -> socket.socket | None:
+        """Wait for the value of `listener`."""
+        await asyncio.wait({self.listener})
+        return self.listener.result()
+
     async def end(self) -> None:
         """Kill the command if it runs, and wait for its end."""
         self._run.stop()
         await asyncio.wait({self.result}, timeout=_END_SECONDS)
-        if self.result.done() and not self.result.cancelled():
+        if self.result.done():
             self.result.exception()  # retrieved, so that asyncio does not log it
         if self.listener.done() and (listener := self.listener.result()) is not None:
             listener.close()

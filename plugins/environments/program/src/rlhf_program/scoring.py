@@ -39,7 +39,7 @@ async def score_by_command(command: SandboxedCommand, *, is_printed: bool) -> tu
     """
     running = RunningCommand(command)
     try:
-        result = await running.result
+        result = await running.ended()
     except SandboxError as error:
         raise EpisodeError(
             f"the command of score did not run: {error}", where="environment.score", hint=hint_to_read(str(error))

@@ -45,6 +45,27 @@ def folder_of(prompt: Prompt, key: str, max_bytes: int) -> dict[str, FolderFile]
     return files
 
 
+def with_score_files(files: Mapping[str, FolderFile], scored: Mapping[str, FolderFile]) -> dict[str, FolderFile]:
+    """Return the files of a folder and those of the score, which replace whatever is in their way.
+
+    Example:
+        >>> sorted(with_score_files({"a": FolderFile(b""), "b/c": FolderFile(b"")}, {"a/b": FolderFile(b"")}))
+        ['a/b', 'b/c']
+    """
+    folders = {parent for path in scored for parent in _parents(path)}
+    kept = {
+        path: each
+        for path, each in files.items()
+        if path not in folders and not any(parent in scored for parent in _parents(path))
+    }
+    return {**kept, **scored}
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:number]) for number in range(1, len(parts))]
+
+
 def _wrong(prompt: Prompt, key: str, problem: str) -> DataError:
     return DataError(
         f"{key!r} of the record {problem}",

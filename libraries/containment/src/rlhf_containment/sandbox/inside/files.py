@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO, NamedTuple
 
 MAX_PATH = 1024
-"""Maximum length of a path in a folder, in characters."""
+"""Maximum length of a path in a folder, in bytes."""
 _CHUNK = 2**20
 
 
@@ -37,8 +37,15 @@ def check_path(path: str) -> None:
         FolderError: it is absolute, leads out of the folder, is too long, or has empty parts.
     """
     parts = path.split("/")
-    if not path or len(path) > MAX_PATH or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise FolderError(f"has a file with the path {path!r:.200}: it must be relative, without empty parts, . and ..")
+    try:
+        size = len(os.fsencode(path))
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can contain
+        size = 0
+    if not 0 < size <= MAX_PATH or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise FolderError(
+            f"has a file with the path {path!r:.200}: it must be relative, without empty parts, . and .., "
+            f"and at most {MAX_PATH} bytes of UTF-8"
+        )
 
 
 def send(files: Mapping[str, FolderFile], file: BinaryIO) -> None:
@@ -111,8 +118,8 @@ def _regular_files(folder: str) -> Iterator[tuple[str, bool]]:
             for entry in entries:
                 path = os.path.join(parent, entry.name)
                 mode = entry.stat(follow_symlinks=False).st_mode
-                if len(path) > MAX_PATH:
-                    raise FolderError(f"has a path of more than {MAX_PATH} characters")
+                if len(os.fsencode(path)) > MAX_PATH:
+                    raise FolderError(f"has a path of more than {MAX_PATH} bytes")
                 if stat.S_ISDIR(mode):
                     waiting.append(path)
                 elif stat.S_ISREG(mode):

@@ -154,20 +154,22 @@ def _run(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: 
                 watch.end_descendants()
         status = {"exit_code": code, "stopped_for": stopped_for}
         if "command" in job and not stopped_for:
-            status |= _finish(job, folder)
+            status |= _finish(job, folder, socket_bytes)
     except Exception as error:  # the program may have caused it, so the machine is not at fault
         status = {"exit_code": 128 + signal.SIGKILL, "stopped_for": "", "failed": repr(error)}
     _report(status_fd, status)
     os._exit(0)
 
 
-def _finish(job: dict[str, Any], folder: str) -> dict[str, Any]:
+def _finish(job: dict[str, Any], folder: str, socket_bytes: int) -> dict[str, Any]:
     """End the processes that a command left, write its working folder to the result file, and return what went wrong.
 
     The command runs in its own process namespace.
     """
-    left = watch.remaining(_LEAVE_SECONDS)
+    left, is_too_large = watch.remaining(_LEAVE_SECONDS, memory_bytes=job["memory_bytes"], socket_bytes=socket_bytes)
     watch.end_all()
+    if is_too_large:
+        return {"stopped_for": "memory"}
     if left:
         return {"stopped_for": "child", "problem": ", ".join(left)}
     try:
