@@ -65,7 +65,10 @@ def environment(**options):
 def play(
     texts=("",), *, record=None, folder=None, samples=1, engine=None, max_new_tokens=200, recorded=None, **options
 ):
-    """Play the episodes of one prompt, with a policy that says each of `texts` in turn. `recorded` is a journal's folder."""
+    """Play the episodes of one prompt, with a policy that says each of `texts` in turn.
+
+    `recorded` is the folder of a journal.
+    """
     engine = engine or Recorded(texts)
     player = build_environment_player(
         environment(**options),

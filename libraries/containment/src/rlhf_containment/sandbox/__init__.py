@@ -33,8 +33,10 @@ not counted. The contents of the interpreter's `site-packages` are readable.
   temporary folder share the limits of the private folder. The caller may name more paths to read.
 - network: a separate loopback interface. TCP sockets are allowed, without options that enlarge their buffers or attach
   filters. At most one port leads out: its listening socket is passed to the caller, which accepts the connections.
-- memory: `memory_bytes` limits resident memory, summed over the processes, since Node reserves address space that it
-  does not use. Between two checks, 50 ms apart, a command may use as much memory as it can write to in that time.
+- memory: `memory_bytes` limits resident memory and page tables, summed over the processes, since Node reserves address
+  space that it does not use. Between two checks, 50 ms apart, a command may use as much memory as it can write to in
+  that time. The kernel's records of mappings (up to 16 MiB per process) and of open files (1024 per process) are not
+  counted. Buffers of sockets share the system's `tcp_mem`.
 - processes: a process that runs a second after the command has ended counts as a failure and is named.
 
 `landlock` is the weaker mode, for containers that forbid namespaces (Linux 6.2 or newer). Files, sockets, signals and
