@@ -63,6 +63,7 @@ env-clients: $(CLIENTS_STAMP)  ## create .venv-clients for verifiers, MLflow, Tr
 
 $(CLIENTS_STAMP):
 	$(call environment,$(CLIENTS),requirements/clients.txt)
+	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(CLIENTS) opencode-ai@1.18.33; fi
 
 train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny model learns to sort digits, first from examples, then by PPO
 	@$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
@@ -88,7 +89,7 @@ soak-slice: setup-extras  ## a part of them, at most 35 minutes. Each commit get
 soak-clients: env-clients
 	$(CLIENTS)/bin/python -m pytest plugins/environments/verifiers plugins/loggers/mlflow plugins/loggers/trackio \
 	  plugins/commands/serve/tests/test_evaluation.py plugins/commands/serve/tests/test_agent_clients.py \
-	  plugins/commands/serve/tests/test_dialects.py
+	  plugins/commands/serve/tests/test_dialects.py plugins/environments/program/tests/test_real_agents.py
 
 lint: setup  ## style, types, import contracts, declared dependencies and plain words
 	$(BIN)/ruff check .

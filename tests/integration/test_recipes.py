@@ -45,6 +45,7 @@ FIRST_STEPS: dict[str, Mapping[str, object]] = {
     "ppo-sums/run.yaml": SUMS | {"train.prompts_per_episode": 8, "train.samples_per_prompt": 1},
     "preferences/dpo.yaml": PAIRS,
     "preferences/reward-model.yaml": PAIRS,
+    "shell-agent/run.yaml": {**STEPS, "eval.num_prompts": 4},
 }
 """The recipes for a CPU -> what makes their first steps small. All others are for GPUs."""
 
@@ -210,6 +211,9 @@ def test_its_first_steps_run(name: str, model: Path, pairs: Path, tmp_path: Path
     own = dict(FIRST_STEPS[name])
     if name.startswith("preferences/"):
         own |= {"prompts.path": pairs, "eval.prompts.path": pairs}
+    if name.startswith("shell-agent/"):
+        own["prompts.path"] = tmp_path / "tasks.jsonl"
+        runpy.run_path(str(RECIPES / "shell-agent" / "tasks.py"))["write_tasks"](tmp_path / "tasks.jsonl")
     if name.startswith("distill-layers/"):
         own["algorithm.teacher.path"] = model
         student = tmp_path / "student"

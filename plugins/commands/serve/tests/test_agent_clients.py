@@ -7,7 +7,8 @@ from importlib.util import find_spec
 import openai
 import pytest
 from calling_agents import ADD, CALL
-from test_dialects import agent, check_masks
+from slow_masks import check_masks
+from test_dialects import agent
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 QUESTION = "1 and 2?"

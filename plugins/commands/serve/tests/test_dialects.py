@@ -7,6 +7,7 @@ import pytest
 from calling_agents import CALL, TOKENIZER, Speaks
 from dialect_clients import CLIENTS, ChainedResponses, Chat, Messages, Responses, client_of
 from playing import driven, play
+from slow_masks import check_masks
 
 from rlhf_episodes import Outcome
 
@@ -132,21 +133,6 @@ def test_rows_do_not_depend_on_the_dialect_and_masks_are_those_of_a_slow_referen
         (row.sequence, row.mask, row.branch) for row in chat.rows
     ]
     assert [row.tools for row in episode.rows] == [row.tools for row in chat.rows]
-
-
-def check_masks(episode, engine):
-    """The policy's own tokens count, each once, and nothing else: found from the engine's requests alone."""
-    for row in episode.rows:
-        sequence, mask = list(row.sequence), [False] * len(row.sequence)
-        for request, token_ids in engine.turns:
-            if request.branch == row.branch:
-                start = len(request.prompt_ids)
-                end = start + len(token_ids)
-                assert sequence[:end] == [*request.prompt_ids, *token_ids]
-                mask[start:end] = [True] * len(token_ids)
-        assert not any(mask[: len(row.prompt_ids)])
-        assert mask[len(row.prompt_ids) :] == row.mask
-    assert sum(sum(row.mask) for row in episode.rows) == sum(len(token_ids) for _, token_ids in engine.turns)
 
 
 def agent(function, texts=("hello",), **options):

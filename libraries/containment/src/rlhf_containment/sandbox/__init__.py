@@ -27,6 +27,18 @@ process may use up to `memory_bytes` plus the full buffers of 256 sockets. Data 
 limits it to 64 MiB per user (`fs.pipe-user-pages-soft`). Processor time of a process whose parent ignores its exit is
 not counted. The contents of the interpreter's `site-packages` are readable.
 
+`CommandRun` runs any command, such as an agent with its own programs, in the mode `namespaces` with these differences:
+
+- files: it starts in a working folder with files of the caller, which gets the regular files in it back. Home and
+  temporary folder share the limits of the private folder. The caller may name more paths to read.
+- network: a separate loopback interface. TCP sockets are allowed, without options that enlarge their buffers or attach
+  filters. At most one port leads out: its listening socket is passed to the caller, which accepts the connections.
+- memory: `memory_bytes` limits resident memory and page tables, summed over the processes, since Node reserves address
+  space that it does not use. Between two checks, 50 ms apart, a command may use as much memory as it can write to in
+  that time. The kernel's records of mappings (up to 16 MiB per process) and of open files (1024 per process) are not
+  counted. Buffers of sockets share the system's `tcp_mem`.
+- processes: a process that runs a second after the command has ended counts as a failure and is named.
+
 `landlock` is the weaker mode, for containers that forbid namespaces (Linux 6.2 or newer). Files, sockets, signals and
 tracing are restricted as above, with these differences: the folder is on disk and its total size is not limited. Memory
 and processor time are limited per process. The process limit counts all processes of the user, so most programs cannot
@@ -39,6 +51,21 @@ not restrict these calls: `shutil.copyfile` works there, `shutil.copy` fails.
 
 from __future__ import annotations
 
+from .command import CommandRun, SandboxedCommand, save_folder
+from .inside.files import FolderError, FolderFile, check_path
 from .run import Limits, Mode, ProgramResult, SandboxError, missing, run_program
 
-__all__ = ["Limits", "Mode", "ProgramResult", "SandboxError", "missing", "run_program"]
+__all__ = [
+    "CommandRun",
+    "FolderError",
+    "FolderFile",
+    "Limits",
+    "Mode",
+    "ProgramResult",
+    "SandboxError",
+    "SandboxedCommand",
+    "check_path",
+    "missing",
+    "run_program",
+    "save_folder",
+]

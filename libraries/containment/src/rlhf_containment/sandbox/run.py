@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from .folder import private_folder
+from .inside.files import FolderFile
 
 Mode = Literal["namespaces", "landlock"]
 """Isolation of a program, by separate namespaces or, weaker, by Landlock."""
@@ -57,8 +59,13 @@ class ProgramResult:
     """0 for success, 128 + n if ended by signal n."""
     output: str
     error_output: str
-    stopped_for: Literal["", "time", "processor", "memory", "output"]
-    """The exceeded limit, empty if none was."""
+    stopped_for: Literal["", "time", "processor", "memory", "output", "child", "folder"]
+    """The exceeded limit, empty if none was. Only for a command: `child` (a process that it started has not ended) and
+    `folder` (its working folder is too large or cannot be read)."""
+    problem: str = ""
+    """Details of `child` and `folder`."""
+    files: Mapping[str, FolderFile] = field(default_factory=dict)
+    """Regular files in a command's working folder, by path. Empty if a limit was exceeded."""
 
     @property
     def succeeded(self) -> bool:
@@ -87,32 +94,15 @@ def run_program(
         assert result.succeeded and result.output == "42\\n"
     """
     limits = limits or Limits()
-    prefixes = sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix})
-    job: dict[str, Any] = asdict(limits) | {
-        "mode": mode,
-        "source": source,
-        "stdin": stdin,
-        "executable": sys.executable,
-        "prefixes": prefixes,
-    }
-    if sys.platform != "linux":
-        raise SandboxError("this machine cannot run programs in the sandbox: it needs Linux")
+    job = make_job(limits, mode) | {"source": source, "stdin": stdin}
     with ExitStack() as stack:
         if mode == "landlock":  # the other mode's folder is in the namespace's memory
             job["folder"] = stack.enter_context(private_folder(source, stdin))
-        process, status = _start(json.dumps(job).encode())
-        assert process.stdout is not None and process.stderr is not None
+        started = StartedSandbox(job)
         try:
-            return _result(
-                process,
-                {"status": status, "output": process.stdout.fileno(), "error_output": process.stderr.fileno()},
-                limits,
-            )
+            return started.result(limits)
         finally:
-            _end(process)
-            os.close(status)
-            process.stdout.close()
-            process.stderr.close()
+            started.end()
 
 
 @lru_cache
@@ -131,43 +121,80 @@ def missing(mode: Mode = "namespaces") -> str | None:
     return None
 
 
-def _start(job: bytes) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the child and return it with the reading end of its status pipe."""
-    job_fd = os.memfd_create("job")
-    read, status = os.pipe()
-    try:
-        with os.fdopen(os.dup(job_fd), "wb") as file:
-            file.write(job)
-        os.lseek(job_fd, 0, os.SEEK_SET)
-        arguments = [str(Path(__file__).parent), str(job_fd), str(status)]
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[job_fd, status],
-            env={},
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(read)
-        raise
-    finally:
-        os.close(job_fd)
-        os.close(status)
-    return process, read
+def make_job(limits: Limits, mode: Mode) -> dict[str, Any]:
+    """Return the part of a job that every program has. Raises `SandboxError` on systems other than Linux."""
+    if sys.platform != "linux":
+        raise SandboxError("this machine cannot run programs in the sandbox: it needs Linux")
+    prefixes = sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix})
+    return asdict(limits) | {"mode": mode, "executable": sys.executable, "prefixes": prefixes}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the child. The kernel then ends its namespaces' processes. In the weaker mode it ends them on SIGTERM."""
-    if process.poll() is None:
-        process.terminate()
+class StartedSandbox:
+    """The sandbox's child process with the pipes of its status and output.
+
+    The kernel ends the child with the thread that started it.
+    """
+
+    def __init__(self, job: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Start the child.
+
+        Args:
+            job: JSON values that `inside.main` reads.
+            descriptors: File descriptors that the child inherits.
+        """
+        job_fd = os.memfd_create("job")
+        self._status, status = os.pipe()
         try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):  # it has just exited
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(_END_SECONDS)
+            with os.fdopen(os.dup(job_fd), "wb") as file:
+                file.write(json.dumps(job).encode())
+            os.lseek(job_fd, 0, os.SEEK_SET)
+            arguments = [str(Path(__file__).parent), str(job_fd), str(status)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[job_fd, status, *descriptors],
+                env={},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._status)
+            raise
+        finally:
+            os.close(job_fd)
+            os.close(status)
+
+    def result(self, limits: Limits) -> ProgramResult:
+        """Read until child and program finish, write too much or are late. Raises `SandboxError` if none ran."""
+        assert self._process.stdout is not None and self._process.stderr is not None
+        pipes = {
+            "status": self._status,
+            "output": self._process.stdout.fileno(),
+            "error_output": self._process.stderr.fileno(),
+        }
+        return _result(self._process, pipes, limits)
+
+    def stop(self) -> None:
+        """Kill the child, and with it the processes of its namespaces, from any thread."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def end(self) -> None:
+        """End the child and close the pipes. In the weaker mode the child ends its descendants on SIGTERM."""
+        process = self._process
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):  # it has just exited
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(_END_SECONDS)
+        os.close(self._status)
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.stderr.close()
 
 
 def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limits) -> ProgramResult:
@@ -202,6 +229,8 @@ def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limi
         status |= json.loads(line)
     if "missing" in status:
         raise SandboxError(f"this machine cannot run programs in the sandbox, it lacks: {status['missing']}")
+    if "not_started" in status:
+        raise SandboxError(f"the sandbox cannot start {status['not_started']}")
     if not is_ready:
         message = bytes(received["error_output"][-500:]).decode(errors="replace")
         raise SandboxError(f"the sandbox did not start (exit code {process.poll()}): {message}")
@@ -215,4 +244,5 @@ def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limi
         output=output,
         error_output=error_output,
         stopped_for="output" if too_long else status.get("stopped_for", "time" if timed_out else ""),
+        problem=status.get("problem", ""),
     )

@@ -15,10 +15,13 @@ import signal
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from . import kernel, landlock, syscall_filter, system, view, watch
+from . import files, kernel, landlock, network, syscall_filter, system, view, watch
 
 NOBODY = 65534
 _OPEN_FILES = 256
+_OPEN_FILES_OF_A_COMMAND = 1024
+_LEAVE_SECONDS = 1.0
+"""Time for the other processes of a command to exit after its first one."""
 _MAX_OPEN_FILES_LANDLOCK, _MIN_OPEN_FILES_LANDLOCK = 64, 16
 """Bounds of open files in the weaker mode. Each may be a socket, whose buffer counts as memory of the process."""
 
@@ -59,17 +62,34 @@ def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
     try:
         if not os.read(mapped_read, 1):
             os._exit(0)  # the first process failed and has reported why
+        is_command = "command" in job
+        if is_command:
+            job["socket_bytes"] = network.open_loopback(job["port"], job["channel"])
         view.enter(job, NOBODY)
         kernel.drop_rights(NOBODY if as_root else None)
+        if is_command:
+            _make_folder(job, status_fd)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the program cannot trace it
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user resets the earlier setting
         if select.select([alive_read], [], [], 0)[0]:
             os._exit(0)  # its parent died before the line above
-        syscall_filter.install()
+        syscall_filter.install(opens_sockets=is_command)
     except (kernel.Unavailable, OSError) as error:
         _report(status_fd, {"missing": str(error)})
         os._exit(0)
+    if is_command:
+        _run(job, status_fd, "", os.devnull, view.WORK)
     _run(job, status_fd, view.PROGRAM, view.INPUT, view.PRIVATE)
+
+
+def _make_folder(job: dict[str, Any], status_fd: int) -> None:
+    """Create the files of a command's working folder, or report why that fails and exit."""
+    try:
+        with os.fdopen(job["files"], "rb") as file:
+            files.save(files.receive(file), view.WORK)
+    except (files.FolderError, OSError) as error:
+        _report(status_fd, {"not_started": f"{job['command'][0]!r}: its working folder: {error}"})
+        os._exit(0)
 
 
 def _may_become_nobody() -> bool:
@@ -116,7 +136,7 @@ def _run(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: 
     socket_bytes = 0
     if in_namespaces:
         watch.check_num_sockets()
-        socket_bytes = watch.bytes_of_a_socket()
+        socket_bytes = max(watch.bytes_of_a_socket(), job.get("socket_bytes", 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # with a Python handler, the program could signal this process
     _report(status_fd, {"ready": True})
     status: dict[str, Any]
@@ -133,10 +153,31 @@ def _run(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: 
             if not in_namespaces:
                 watch.end_descendants()
         status = {"exit_code": code, "stopped_for": stopped_for}
+        if "command" in job and not stopped_for:
+            status |= _finish(job, folder, socket_bytes)
     except Exception as error:  # the program may have caused it, so the machine is not at fault
         status = {"exit_code": 128 + signal.SIGKILL, "stopped_for": "", "failed": repr(error)}
     _report(status_fd, status)
     os._exit(0)
+
+
+def _finish(job: dict[str, Any], folder: str, socket_bytes: int) -> dict[str, Any]:
+    """End the processes that a command left, write its working folder to the result file, and return what went wrong.
+
+    The command runs in its own process namespace.
+    """
+    left, is_too_large = watch.remaining(_LEAVE_SECONDS, memory_bytes=job["memory_bytes"], socket_bytes=socket_bytes)
+    watch.end_all()
+    if is_too_large:
+        return {"stopped_for": "memory"}
+    if left:
+        return {"stopped_for": "child", "problem": ", ".join(left)}
+    try:
+        with os.fdopen(job["result"], "wb") as file:
+            files.send(files.collect(folder, job["max_folder_bytes"]), file)
+    except (files.FolderError, OSError) as error:
+        return {"stopped_for": "folder", "problem": str(error)}
+    return {}
 
 
 def _fork(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder: str) -> int:
@@ -149,7 +190,10 @@ def _fork(job: dict[str, Any], status_fd: int, program: str, stdin: str, folder:
         try:
             _exec_program(job, status_fd, program, stdin, folder)
         except Exception as error:
-            _report(status_fd, {"missing": f"the interpreter inside ({error})"})
+            if "command" in job:
+                _report(status_fd, {"not_started": f"{job['command'][0]!r}: {error}"})
+            else:
+                _report(status_fd, {"missing": f"the interpreter inside ({error})"})
         os._exit(127)
     return child
 
@@ -174,15 +218,21 @@ def _exec_program(job: dict[str, Any], status_fd: int, program: str, stdin: str,
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     environment = {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+    if "command" in job:
+        environment |= {"HOME": view.HOME, "TMPDIR": view.TEMPORARY, **job["variables"]}
+        os.execvpe(job["command"][0], job["command"], environment)
     os.execve(job["executable"], [job["executable"], "-I", "-B", program], environment)
 
 
 def _memory_and_files(job: dict[str, Any]) -> tuple[int, int]:
     """Maximum address space in bytes and number of open files of each process.
 
-    Sockets are not counted in the weaker mode, so full buffers of all open files are subtracted from the address space.
+    The address space of a command is not limited, since Node reserves much more than it uses. Sockets are not counted
+    in the weaker mode, so full buffers of all open files are subtracted from the address space.
     """
     memory = int(job["memory_bytes"])
+    if "command" in job:
+        return resource.RLIM_INFINITY, _OPEN_FILES_OF_A_COMMAND
     if job["mode"] == "namespaces":
         return memory, _OPEN_FILES
     socket_bytes = watch.bytes_of_a_socket()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import socket
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -154,6 +155,24 @@ _ALLOWED_ONLY = {  # name: numbers, errno of a refusal, alternatives {offset: va
     "fcntl": ((72, 25), errno.EPERM, ({_ARGUMENTS[1]: _FCNTL_COMMANDS},)),
     "ioctl": ((16, 29), errno.EOPNOTSUPP, ({_ARGUMENTS[1]: _IOCTL_COMMANDS},)),
 }
+_Rules = dict[str, tuple[tuple[int, int], int, tuple[Mapping[int, Sequence[int]], ...]]]
+_OF_SOCKETS = ("socket", "connect", "bind", "listen", "accept", "accept4", "setsockopt")
+_WITH_SOCKETS: _Rules = {  # TCP, and options that neither enlarge buffers nor attach filters
+    "socket": (
+        (41, 198),
+        errno.EAFNOSUPPORT,
+        ({_ARGUMENTS[0]: (socket.AF_INET, socket.AF_INET6), _ARGUMENTS[1]: _CONNECTED, _ARGUMENTS[2]: (0, 6)},),
+    ),
+    "setsockopt": (
+        (54, 208),
+        errno.EPERM,
+        (
+            {_ARGUMENTS[1]: (socket.SOL_SOCKET,), _ARGUMENTS[2]: (2, 9, 13, 15, 20, 21)},
+            {_ARGUMENTS[1]: (socket.IPPROTO_TCP,), _ARGUMENTS[2]: (1, 3, 4, 5, 6, 9, 12, 18)},
+            {_ARGUMENTS[1]: (socket.IPPROTO_IPV6,), _ARGUMENTS[2]: (26,)},
+        ),
+    ),
+}
 _MMAP = (9, 222)
 _MMAP_FLAGS, _SHARED_OR_VALIDATED, _ANONYMOUS = 40, 1, 0x20
 """Shared memory without a file outlives the mapping of its pages, so that no process reports all of it."""
@@ -174,7 +193,7 @@ _NUMBER, _ARCHITECTURE = 0, 4
 _SET_MODE_FILTER = 1
 
 
-def install(signals_to: int | None = None) -> None:
+def install(signals_to: int | None = None, *, opens_sockets: bool = False) -> None:
     """Filter system calls of this process and its descendants permanently. Raises `Unavailable`.
 
     `no_new_privs` must be set.
@@ -182,8 +201,9 @@ def install(signals_to: int | None = None) -> None:
     Args:
         signals_to: for use without namespaces, the only process that may receive signals. Calls that change modes,
             owners, times and attributes of files or send open files are refused, too.
+        opens_sockets: whether TCP sockets are allowed, for use in a network namespace.
     """
-    program = filter_program(signals_to)
+    program = filter_program(signals_to, opens_sockets=opens_sockets)
     buffer = ctypes.create_string_buffer(program, len(program))
 
     class Program(ctypes.Structure):
@@ -194,7 +214,7 @@ def install(signals_to: int | None = None) -> None:
     checked(syscall(_SECCOMP[column], _SET_MODE_FILTER, 0, ctypes.byref(described)), "seccomp filters")
 
 
-def filter_program(signals_to: int | None = None) -> bytes:
+def filter_program(signals_to: int | None = None, *, opens_sockets: bool = False) -> bytes:
     """Return the filter as BPF instructions of eight bytes."""
     column, architecture = machine()
     lines = [
@@ -205,7 +225,11 @@ def filter_program(signals_to: int | None = None) -> bytes:
     ]
     if column == 0:  # the second set of numbers of x86_64
         lines += [_instruction(_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
-    denied, allowed_only = dict(_DENIED), dict(_ALLOWED_ONLY)
+    denied = dict(_DENIED)
+    allowed_only: _Rules = {**_ALLOWED_ONLY}
+    if opens_sockets:
+        denied = {name: numbers for name, numbers in denied.items() if name not in _OF_SOCKETS}
+        allowed_only |= _WITH_SOCKETS
     if signals_to is not None:
         denied |= _DENIED_ON_FILES | _DENIED_WITHOUT_COUNT | {"pidfd_send_signal": _PIDFD_SEND_SIGNAL}
         receiver = ({_ARGUMENTS[0]: (signals_to,)},)

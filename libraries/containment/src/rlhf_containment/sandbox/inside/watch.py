@@ -14,6 +14,8 @@ from .kernel import Unavailable
 
 CHECK_SECONDS = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
+_KINDS = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
+"""Page tables count, since reading a large mapping needs no other memory."""
 
 
 def wait_for(
@@ -38,7 +40,7 @@ def wait_for(
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = used.ru_utime + used.ru_stime
         if code is not None:
-            return code, "processor" if seconds > cpu_seconds else ""
+            return code, "processor" if seconds > cpu_seconds or code == 128 + signal.SIGXCPU else ""
         if memory_bytes is not None:
             size = num_sockets() * socket_bytes
             for each_size, each_seconds in _processes():
@@ -87,11 +89,11 @@ def _processes() -> Iterator[tuple[int, float]]:
 
 
 def _memory(process: str) -> int:
-    """Memory of a process in bytes that is not backed by a file on disk, swapped out or not."""
+    """Memory of a process in bytes that is not backed by a file on disk, swapped out or not, with its page tables."""
     # The status of an exited first thread lacks sizes, though its process continues.
     for path in (process, *(f"{process}/task/{each}" for each in os.listdir(f"{process}/task"))):
         with open(f"{path}/status", encoding="utf-8", errors="replace") as file:
-            lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:"))]
+            lines = [line.split() for line in file if line.startswith(_KINDS)]
         if lines:
             return sum(int(line[1]) for line in lines) * 1024
     return 0
@@ -116,6 +118,41 @@ def bytes_of_a_socket() -> int:
     first, second = socket.socketpair()
     with first, second:
         return first.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * 3 // 2
+
+
+def remaining(seconds: float, *, memory_bytes: int, socket_bytes: int) -> tuple[list[str], bool]:
+    """Names of the other processes of this process namespace that have not exited after a while.
+
+    Args:
+        seconds: time that they have.
+        memory_bytes: limit on their memory and that of their sockets, as in `wait_for`.
+        socket_bytes: counted per socket.
+
+    Returns:
+        The names, and whether the limit on memory was exceeded, which ends the wait.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        _collect(0)
+        names = []
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it exited meanwhile
+                if int(name) != os.getpid():
+                    with open(f"/proc/{name}/comm", encoding="utf-8", errors="replace") as file:
+                        names.append(file.read().strip())
+        is_too_large = num_sockets() * socket_bytes + sum(size for size, _ in _processes()) > memory_bytes
+        if not names or is_too_large or time.monotonic() > deadline:
+            return names, bool(names) and is_too_large
+        time.sleep(CHECK_SECONDS)
+
+
+def end_all() -> None:
+    """Kill and reap all other processes of this process namespace, whose first process this is."""
+    with suppress(ProcessLookupError):  # there are none
+        os.kill(-1, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
 
 
 def end_descendants() -> None:

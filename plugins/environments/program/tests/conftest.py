@@ -1,0 +1,6 @@
+"""Makes the modules beside it importable by name."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
