@@ -42,11 +42,18 @@ EXACT, BF16 = {"abs": 1e-5}, {"rel": 2e-2, "abs": 2e-2}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "near"),
-    [("torch-ddp", EXACT), ("ddp", EXACT), ("fsdp", EXACT), ("low-level-zero", EXACT), ("gemini", BF16)],
+    ("strategy", "near", "transport"),
+    [
+        ("torch-ddp", EXACT, "local"),
+        ("ddp", EXACT, "local"),
+        ("fsdp", EXACT, "local"),
+        ("low-level-zero", EXACT, "local"),
+        ("gemini", BF16, "local"),
+        ("fsdp", EXACT, "ray"),
+    ],
 )
-def test_two_processes_compute_the_same(base, tmp_path, alone, strategy, near):
-    options = ("--num-processes", "2", "--strategy", strategy)
+def test_two_processes_compute_the_same(base, tmp_path, alone, strategy, near, transport):
+    options = ("--num-processes", "2", "--strategy", strategy, "--transport", transport)
     with running(base, tmp_path / "output", *options) as server, client(server) as service:
         training = service.create_lora_training_client(base_model=base, rank=4, seed=1).result(60)
         data = [datum(tokens, weights=weights) for tokens, weights in zip(TOKENS, WEIGHTS, strict=True)]
