@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.plugins import load
@@ -55,8 +55,7 @@ def launcher_of(transport: str, options: Mapping[str, Any]) -> Launch:
             where="--transport",
             hint="leave it out, or use ray",
         )
-    found = cast(LaunchingTransport, built)
-    return lambda target, num_processes, arguments: found.launch(target, num_processes, arguments=arguments)
+    return lambda target, num_processes, arguments: built.launch(target, num_processes, arguments=arguments)
 
 
 def _launch_here(target: str, num_processes: int, arguments: Sequence[Any]) -> None:
