@@ -7,8 +7,9 @@ from pkgutil import resolve_name
 from typing import Any, Protocol, runtime_checkable
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.plugins import load
 from rlhf_strategies import launch
+
+from .options import plugin_of
 
 Launch = Callable[[str, int, Sequence[Any]], None]
 """Calls `module:attr` as each of some ranks with arguments (JSON values), and waits until all return."""
@@ -47,8 +48,8 @@ def launcher_of(transport: str, options: Mapping[str, Any]) -> Launch:
                 hint="add --transport ray",
             )
         return _launch_here
-    selected = load("transports", transport)
-    built = selected.build(selected.component.config.model_validate(dict(options)), None)
+    selected, config = plugin_of("transports", "transport", transport, options)
+    built = selected.build(config, None)
     if not isinstance(built, LaunchingTransport):
         raise UserInputError(
             f"the transport {transport!r} starts runs, but not the ranks of a service",

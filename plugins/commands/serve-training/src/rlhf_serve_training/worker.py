@@ -19,13 +19,12 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.errors import DivergenceError, UserInputError
 from rlhf_core.models import model_kind_for
 from rlhf_core.place import resolve_device
-from rlhf_core.plugins import load
 from rlhf_forward import PlacePasses, label_log_probs, token_logits
 from rlhf_strategies import StrategyBase
 
 from .adapters import Adapter, AdapterSpec, Slot
 from .losses import Loss, inputs_of, loss_of
-from .options import WHERE, WorkerOptions, model_config
+from .options import WHERE, WorkerOptions, model_config, plugin_of
 from .owned_slot import OwnedSlot
 from .sampling import Sampler, SampleWork
 from .wire import Array, Row, Sampled
@@ -44,8 +43,7 @@ class Worker:
             options: options of all ranks.
         """
         self.options = options
-        selected = load("strategies", options.strategy)
-        config = selected.component.config.model_validate(dict(options.strategy_options))
+        selected, config = plugin_of("strategies", "strategy", options.strategy, options.strategy_options)
         context = StrategyContext(str(resolve_device(options.device)))
         self.strategy = cast(StrategyBase, selected.build(config, context))
         if self.strategy.precision == "fp16":
