@@ -3,17 +3,19 @@
 The recipe is unchanged. Two names are replaced, since this needs neither a model hub nor a data hub: the recommended
 renderer of the model (`qwen3_instruct`, whose format SmolLM2 shares), and the data sets, by sums and differences of one
 digit in the columns that the recipe reads. `rl_basic` fixes batches of 128 groups of 16 answers, which take hours on a
-CPU, so `RLHF_GROUPS=8x8` replaces these two numbers. See README.md.
+CPU, so `RLHF_GROUPS=8x8` replaces these two numbers. Prompts are rendered in one thread. See README.md.
 
     python run.py sl_loop base_url=http://127.0.0.1:8000 model_name=/path/to/SmolLM2 max_steps=20
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import runpy
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 RENDERER = "qwen3_instruct"
@@ -81,9 +83,21 @@ def use_groups(text: str) -> None:
 
     groups, answers = map(int, text.split("x"))
     builder = math_env.Gsm8kDatasetBuilder
-    math_env.Gsm8kDatasetBuilder = lambda **options: builder(
-        **{**options, "batch_size": groups, "group_size": answers}
-    )
+    math_env.Gsm8kDatasetBuilder = lambda **options: builder(**{**options, "batch_size": groups, "group_size": answers})
+
+
+class OneThread(asyncio.DefaultEventLoopPolicy):
+    """Runs functions for `asyncio.to_thread` one at a time.
+
+    The cookbook renders prompts in threads that share a tokenizer, which transformers changes in each call
+    ("Already borrowed").
+    """
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop with one thread."""
+        loop = super().new_event_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        return loop
 
 
 def main() -> None:
@@ -96,6 +110,7 @@ def main() -> None:
 
     model_info.get_recommended_renderer_name = lambda *_, **__: RENDERER
     datasets.load_dataset = load_dataset
+    asyncio.set_event_loop_policy(OneThread())
     if recipe == "rl_basic" and "RLHF_GROUPS" in os.environ:
         use_groups(os.environ["RLHF_GROUPS"])
     runpy.run_module(f"tinker_cookbook.recipes.{recipe}", run_name="__main__", alter_sys=True)
