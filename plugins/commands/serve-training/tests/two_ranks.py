@@ -5,12 +5,14 @@ import os
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from rlhf_core import train
 from rlhf_serve_training.adapters import AdapterSpec
 from rlhf_serve_training.options import WorkerOptions
 from rlhf_serve_training.wire import Row
 from rlhf_serve_training.worker import Worker
+from rlhf_strategies.process_group import ProcessGroup
 
 LINES = [
     {"prompt": "12", "completion": "345"},
@@ -23,7 +25,15 @@ RANK, SEED, NUM_STEPS = 4, 3, 2
 
 def make_steps(base, folder, strategy):
     """Write `run`, a run of `rlhf train`, and `ours` and `ours.json`, the service's checkpoint, losses and norms."""
-    folder = Path(folder)
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=120.0)
+    group.join()  # both use this group
+    try:
+        _make_steps(base, Path(folder), strategy)
+    finally:
+        group.leave()
+
+
+def _make_steps(base, folder, strategy):
     run = {
         "model": {"path": base, "lora": {"r": RANK}},
         "algorithm": {"name": "sft"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -110,9 +112,14 @@ def test_missing_resources_are_named(targets: str) -> None:
 @pytest.mark.slow
 def test_rank_0_uses_the_gpu_that_ray_reserved_for_it(tmp_path: Path, site: Path) -> None:
     """Ray counts two GPUs here, which do not exist."""
-    from rlhf_ray import local_ray
-
     (site / "ranked.py").write_text(dedent(TARGETS))
-    with local_ray(num_cpus=2, num_gpus=2):
-        RayTransport(RayConfig(trainer_gpus=1)).launch("ranked:gpus", 2, arguments=[str(tmp_path)])
+    script = f"""
+from rlhf_ray import local_ray
+from rlhf_ray.config import RayConfig
+from rlhf_ray.transport import RayTransport
+
+with local_ray(num_cpus=2, num_gpus=2):
+    RayTransport(RayConfig(trainer_gpus=1)).launch("ranked:gpus", 2, arguments=[{str(tmp_path)!r}])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
     assert {(tmp_path / str(rank)).read_text() for rank in range(2)} == {"0", "1"}

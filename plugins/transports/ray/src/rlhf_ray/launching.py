@@ -67,23 +67,14 @@ class RankActor:
         return RankPlace(context.get_node_id(), tuple(context.get_accelerator_ids().get("GPU", ())))
 
     def call(self, env_info: Mapping[str, str], target: str, arguments: Sequence[Any]) -> None:
-        """Call the function as one rank. After an error, the others notice at once that this rank has ended.
+        """Call the function as one rank.
 
         Args:
             env_info: Variables of the process group (`set_up_process`).
             target: The function, as `module:attr`.
             arguments: Its arguments.
         """
-        set_up_process(env_info, num_threads=self._num_threads)
-        import torch.distributed as dist
-
-        try:
-            resolve_name(target)(*arguments)
-        except BaseException:
-            if dist.is_initialized():
-                with suppress(RuntimeError):  # the error above is the one to report
-                    dist.destroy_process_group()
-            raise
+        _call_as_rank(env_info, self._num_threads, target, arguments)
 
 
 class RankActors:
@@ -199,8 +190,7 @@ def launch(config: RayConfig, target: str, num_processes: int, arguments: Sequen
                 own[_GPUS] = ",".join(places["rank-0"].gpus)
             try:
                 with _variables(own):
-                    set_up_process(own, num_threads=actors.num_threads)
-                    resolve_name(target)(*arguments)
+                    _call_as_rank(own, actors.num_threads, target, arguments)
             except RlhfError as error:
                 raise _cause(calls) or error from None
             collect(calls, timeout_seconds=_END_SECONDS, doing="to end after rank 0")
@@ -228,6 +218,20 @@ def check_options(config: RayConfig, num_processes: int) -> None:
             where="transport",
             hint=f"it reads {', '.join(READ_OPTIONS)}. --num-processes is the number of ranks",
         )
+
+
+def _call_as_rank(env_info: Mapping[str, str], num_threads: int | None, target: str, arguments: Sequence[Any]) -> None:
+    """Call the function in this process. An error closes its process group, so that the other ranks do not wait."""
+    set_up_process(env_info, num_threads=num_threads)
+    import torch.distributed as dist
+
+    try:
+        resolve_name(target)(*arguments)
+    except BaseException:
+        if dist.is_initialized():
+            with suppress(RuntimeError):  # the error above is the one to report
+                dist.destroy_process_group()
+        raise
 
 
 def _cause(calls: Sequence[Call]) -> RlhfError | None:
