@@ -55,10 +55,8 @@ async def running(folder, ranks, **limits):
         assert service.failed is None
 
 
-def session(service):
-    return service.create_session(
-        "a", types.CreateSessionRequest(tags=[], user_metadata=None, sdk_version="0.38"), "key"
-    )
+def session(service, key="key"):
+    return service.create_session("a", types.CreateSessionRequest(tags=[], user_metadata=None, sdk_version="0.38"), key)
 
 
 def create(service, session_id, seq=0):

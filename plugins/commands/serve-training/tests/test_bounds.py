@@ -8,6 +8,7 @@ import pytest
 from service_alone import MODEL, FakeRanks, create, result, running, session, step
 from tinker import types
 
+from rlhf_core.errors import UserInputError
 from rlhf_web import Refused
 
 
@@ -60,6 +61,47 @@ def test_a_checkpoint_beyond_the_limit_is_not_kept(tmp_path):
             assert "the disk limit" in (await result(service, save(service, model_id, 3, "three")))["error"]
             names = sorted(each.name for each in (tmp_path / "checkpoints").glob("*/*/*"))
             assert names == ["one-1", "two-2"]
+
+    asyncio.run(run())
+
+
+def test_a_tenant_whose_disk_is_full_can_delete_checkpoints(tmp_path):
+    """Its client needs a session for that, and may need a new one."""
+
+    async def run():
+        async with running(tmp_path, SavingRanks(), disk_bytes=2000) as service:
+            session_id = session(service)
+            await result(service, create(service, session_id))
+            model_id = MODEL.format(session_id)
+            path = (await result(service, save(service, model_id, 1, "one")))["path"]
+            used = service.store.used_bytes("a")
+            service.store.change("UPDATE requests SET body=zeroblob(?) WHERE owner=?", 4001 - used, model_id)
+            service._disk._known.clear()
+            with pytest.raises(Refused, match="delete checkpoints"):
+                step(service, model_id, 2)
+            session(service, "another client")
+            service.delete_checkpoint("a", path)
+            service._disk._known.clear()
+            step(service, model_id, 2)
+
+    asyncio.run(run())
+
+
+def test_errors_of_a_model_that_could_not_be_created_are_kept(tmp_path):
+    """The model is forgotten at once, but not what its client waits for."""
+
+    async def run():
+        ranks = FakeRanks()
+        ranks.errors["create"] = UserInputError("no memory", where="x")
+        async with running(tmp_path, ranks) as service:
+            session_id = session(service)
+            model_id = MODEL.format(session_id)
+            with service._changed:  # both wait before the first is carried out
+                created = create(service, session_id)
+                waiting = step(service, model_id, 1)
+            assert "no memory" in (await result(service, created))["error"]
+            service._drop_old()
+            assert "could not be created" in (await result(service, waiting))["error"]
 
     asyncio.run(run())
 

@@ -22,7 +22,8 @@ def test_settings():
 
 
 @pytest.mark.parametrize(
-    "change", ["x", "strategy=1", "limits.nothing=1", "other.x=1", "limits.models=-1", "model.path=x"]
+    "change",
+    ["x", "strategy=1", "limits.nothing=1", "other.x=1", "limits.models=-1", "limits.models=2.5", "model.path=x"],
 )
 def test_wrong_settings_are_named(change):
     with pytest.raises(UserInputError) as caught:

@@ -1,6 +1,9 @@
 """Two processes against one, and refusals of strategies."""
 
+import signal
+
 import numpy as np
+import psutil
 import pytest
 import tinker
 from running_server import LEFT_BY_THE_SDK, client, datum, running
@@ -77,6 +80,19 @@ def test_two_processes_compute_the_same(base, tmp_path, alone, strategy, near, t
     for found in (*([each["logprobs"].data for each in output] for output in outputs), logprobs):
         for one, expected in zip(found, alone[1], strict=True):
             assert list(one) == pytest.approx(expected, **near)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_on_ray_ends_the_command(base, tmp_path):
+    """The command names the rank and exits, although threads of its process group waited for that rank."""
+    options = ("--num-processes", "2", "--strategy", "fsdp", "--transport", "ray")
+    with running(base, tmp_path / "output", *options) as server, client(server) as service:
+        service.create_lora_training_client(base_model=base, rank=4, seed=1).result(60)
+        below = psutil.Process(server.process.pid).children(recursive=True)
+        (rank,) = [each for each in below if "RankActor" in " ".join(each.cmdline())]
+        rank.kill()
+        assert server.process.wait(120) not in (0, -signal.SIGKILL)
+        assert "rank-1: its process exited" in server.text()
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ def fail(kind):
     group.all_gather_objects(group.rank)
 
 
+def fail_early(kind):
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=3600.0)
+    if group.rank == 1 or kind == "all":
+        raise CheckpointError("it is missing", where="there")
+    group.join()
+
+
 def gpus(folder):
     (Path(folder) / os.environ["RANK"]).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 '''
@@ -93,6 +100,15 @@ def test_the_error_of_a_rank_is_raised_with_its_name(targets: str) -> None:
     with pytest.raises(CheckpointError, match="it is missing") as caught:
         RayTransport(RayConfig()).launch(f"{targets}:fail", 2, arguments=["raises"])
     assert caught.value.where == "rank-1, there"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "where"), [("one", "rank-1, there"), ("all", "there")])
+def test_an_error_before_the_ranks_have_joined(targets: str, kind: str, where: str) -> None:
+    """Rank 0 does not wait for the hour that the group allows, and its own error is not that of another rank."""
+    with pytest.raises(CheckpointError, match="it is missing") as caught:
+        RayTransport(RayConfig()).launch(f"{targets}:fail_early", 2, arguments=[kind])
+    assert caught.value.where == where
 
 
 @pytest.mark.slow

@@ -38,3 +38,13 @@ class DiskUse:
             known = self._known[tenant] = (time.monotonic(), self._store.used_bytes(tenant))
         if known[1] + size > self._limit:
             raise Refused(429, "disk_full", "the disk limit is reached, delete checkpoints")
+
+    def check_session(self, tenant: str) -> None:
+        """Raise `Refused` if a tenant may not create a session: at one and a half times the limit.
+
+        A client of the SDK needs a session to delete checkpoints.
+
+        Args:
+            tenant: name of the tenant.
+        """
+        self.check(tenant, -self._limit // 2)

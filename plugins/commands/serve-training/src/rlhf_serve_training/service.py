@@ -219,7 +219,7 @@ class Service:
 
     def create_session(self, tenant: str, request: types.CreateSessionRequest, idempotency_key: str) -> str:
         """Return the id of a new session, or of the one with the same idempotency key. Raises `Refused`."""
-        self._disk.check(tenant)
+        self._disk.check_session(tenant)
         digest = hashlib.sha256(f"{tenant}\0{idempotency_key}".encode()).hexdigest()[:32]
         session_id = f"session-{digest}"
         about = {"display_name": request.display_name, "user_metadata": request.user_metadata, "tags": request.tags}

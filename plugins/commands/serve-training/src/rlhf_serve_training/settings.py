@@ -56,6 +56,10 @@ def parse_settings(changes: Sequence[str]) -> Settings:
         value = parse_yaml(text, "--set")
         if section == "limits" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             raise UserInputError(f"{key} is a number above 0, not {text!r}", where="--set")
+        if section == "limits" and isinstance(getattr(Limits(), name), int):
+            if value % 1:
+                raise UserInputError(f"{key} is a whole number, not {text!r}", where="--set")
+            value = int(value)
         getattr(settings, section)[name] = value
     return settings
 

@@ -199,7 +199,7 @@ class Store:
             for table in ("models", "samplers"):
                 self.change(f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM sessions)")
             owners = " UNION ".join(f"SELECT id FROM {table}" for table in ("sessions", "models", "samplers"))
-            self.change(f"DELETE FROM requests WHERE status!='queued' AND owner NOT IN ({owners})")
+            self.change(f"DELETE FROM requests WHERE finished<? AND owner NOT IN ({owners})", before)
 
     def used_bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's checkpoints, and of its rows in the other tables."""

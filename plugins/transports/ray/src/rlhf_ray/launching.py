@@ -7,6 +7,7 @@ actors. The counterpart for one machine is `rlhf_strategies.launch`.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_core.errors import DeadlineError, LostRankError, RlhfError, UserInputError
+from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
+from rlhf_core.plugins.errors_of import is_lost_peer
 from rlhf_strategies import served_store
 
 from .actor_context import prepare_environment, set_up_process
@@ -39,7 +41,9 @@ READ_OPTIONS = (
 """Options of the transport that `launch` reads. A rank reserves the resources of a trainer."""
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _GRACE_SECONDS = 5.0
-"""Time in which the other ranks may report the error that rank 0 noticed as a lost connection."""
+"""Time in which the other ranks may report the error that rank 0 noticed as a lost connection, and the reverse."""
+_WATCH_SECONDS = 0.5
+"""Interval at which the calls of the other ranks are checked."""
 _END_SECONDS = 60.0
 """Maximum time for which the other ranks continue after rank 0 has ended."""
 
@@ -177,11 +181,11 @@ def launch(config: RayConfig, target: str, num_processes: int, arguments: Sequen
         try:
             places = actors.wait()
             address = node_address()
-            store = served_store(address, timeout=timedelta(seconds=config.start_timeout_seconds))
+            stores = [served_store(address, timeout=timedelta(seconds=config.start_timeout_seconds))]
             env_info = {
                 "world_size": str(num_processes),
                 "master_addr": address,
-                "master_port": str(store.port),
+                "master_port": str(stores[0].port),
                 "torchelastic_use_agent_store": "True",  # all ranks are clients of the store
             }
             calls = actors.call(env_info, places, (target, list(arguments)))
@@ -189,10 +193,12 @@ def launch(config: RayConfig, target: str, num_processes: int, arguments: Sequen
             if "rank-0" in places:
                 own[_GPUS] = ",".join(places["rank-0"].gpus)
             try:
-                with _variables(own):
+                with _variables(own), _cleared_on_failure(stores, calls):
                     _call_as_rank(own, actors.num_threads, target, arguments)
-            except RlhfError as error:
-                raise _cause(calls) or error from None
+            except Exception as error:
+                if _is_of_others(error) and (cause := _cause(calls)) is not None:
+                    raise cause from None
+                raise
             collect(calls, timeout_seconds=_END_SECONDS, doing="to end after rank 0")
         finally:
             actors.close()
@@ -234,13 +240,48 @@ def _call_as_rank(env_info: Mapping[str, str], num_threads: int | None, target: 
         raise
 
 
+@contextmanager
+def _cleared_on_failure(stores: list[Any], calls: Sequence[Call]) -> Iterator[None]:
+    """Context that drops the store of the rendezvous soon after a rank has failed.
+
+    A rank that fails before it joins has no connection that rank 0 could lose, and rank 0 would wait for it until
+    `strategy.timeout_seconds`. Without the store, rank 0 fails at once.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        left = [reference for _, reference in calls]
+        while left and not ended.wait(_WATCH_SECONDS):
+            done, left = ray.wait(left, num_returns=len(left), timeout=0)
+            if any(error_of(each) for each in done):
+                if not ended.wait(_GRACE_SECONDS):
+                    stores.clear()
+                return
+
+    thread = threading.Thread(target=watch, name="watch of ranks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_GRACE_SECONDS)
+
+
+def _is_of_others(error: BaseException) -> bool:
+    """Whether rank 0 failed since it lost another rank."""
+    reasons = error, error.__cause__
+    return any(
+        isinstance(each, DeadlineError) or (isinstance(each, RuntimeError) and is_lost_peer(each)) for each in reasons
+    )
+
+
 def _cause(calls: Sequence[Call]) -> RlhfError | None:
-    """The error of another rank, which rank 0 noticed as a lost connection. None if that of rank 0 is the first."""
+    """The error of another rank that is the cause of a lost connection of rank 0. None if none of them has one."""
     references = [reference for _, reference in calls]
     done = ray.wait(references, num_returns=len(references), timeout=_GRACE_SECONDS)[0]
     errors = {name: error for name, reference in calls if reference in done and (error := error_of(reference))}
     explained = {name: explain(name, error) for name, error in errors.items()}
-    own = {name: each for name, each in explained.items() if not isinstance(each, LostRankError | DeadlineError)}
+    own = {name: each for name, each in explained.items() if not isinstance(each, DeadlineError)}
     if not own:
         return None
     cause = first_cause(own)
