@@ -244,8 +244,8 @@ def _call_as_rank(env_info: Mapping[str, str], num_threads: int | None, target: 
 def _cleared_on_failure(stores: list[Any], calls: Sequence[Call]) -> Iterator[None]:
     """Context that drops the store of the rendezvous soon after a rank has failed.
 
-    A rank that fails before it joins has no connection that rank 0 could lose, and rank 0 would wait for it until
-    `strategy.timeout_seconds`. Without the store, rank 0 fails at once.
+    Rank 0 would wait until `strategy.timeout_seconds` for a rank that fails before it joins. Without the store, it
+    fails at once.
     """
     ended = threading.Event()
 
