@@ -69,13 +69,13 @@ def test_a_tenant_whose_disk_is_full_can_delete_checkpoints(tmp_path):
     """Its client needs a session for that, and may need a new one."""
 
     async def run():
-        async with running(tmp_path, SavingRanks(), disk_bytes=2000) as service:
+        async with running(tmp_path, SavingRanks(), disk_bytes=4000) as service:
             session_id = session(service)
             await result(service, create(service, session_id))
             model_id = MODEL.format(session_id)
             path = (await result(service, save(service, model_id, 1, "one")))["path"]
             used = service.store.used_bytes("a")
-            service.store.change("UPDATE requests SET body=zeroblob(?) WHERE owner=?", 4001 - used, model_id)
+            service.store.change("UPDATE requests SET body=zeroblob(?) WHERE owner=?", 8001 - used, model_id)
             service._disk._known.clear()
             with pytest.raises(Refused, match="delete checkpoints"):
                 step(service, model_id, 2)

@@ -45,7 +45,7 @@ _GRACE_SECONDS = 5.0
 _WATCH_SECONDS = 0.5
 """Interval at which the calls of the other ranks are checked."""
 _END_SECONDS = 60.0
-"""Maximum time for which the other ranks continue after rank 0 has ended."""
+"""Maximum time for which the other ranks continue after rank 0 has ended, and the reverse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +237,8 @@ def _call_as_rank(env_info: Mapping[str, str], num_threads: int | None, target: 
         if dist.is_initialized():
             with suppress(RuntimeError):  # the error above is the one to report
                 dist.destroy_process_group()
+        else:  # a group that could not be joined was counted, and the number is part of the next one's name
+            dist.distributed_c10d._world.group_count = 0
         raise
 
 
@@ -247,6 +249,8 @@ def _cleared_on_failure(stores: list[Any], calls: Sequence[Call]) -> Iterator[No
     Rank 0 would wait until `strategy.timeout_seconds` for a rank that fails before it joins. Without the store, it
     fails at once.
     """
+    import torch.distributed as dist
+
     ended = threading.Event()
 
     def watch() -> None:
@@ -254,7 +258,8 @@ def _cleared_on_failure(stores: list[Any], calls: Sequence[Call]) -> Iterator[No
         while left and not ended.wait(_WATCH_SECONDS):
             done, left = ray.wait(left, num_returns=len(left), timeout=0)
             if any(error_of(each) for each in done):
-                if not ended.wait(_GRACE_SECONDS):
+                # Joined ranks notice it by their connections, and ask the store which ranks are left.
+                if not ended.wait(_END_SECONDS if dist.is_initialized() else _GRACE_SECONDS):
                     stores.clear()
                 return
 
