@@ -258,7 +258,7 @@ def _cleared_on_failure(stores: list[Any], calls: Sequence[Call]) -> Iterator[No
         while left and not ended.wait(_WATCH_SECONDS):
             done, left = ray.wait(left, num_returns=len(left), timeout=0)
             if any(error_of(each) for each in done):
-                # Joined ranks notice it by their connections, and ask the store which ranks are left.
+                # Joined ranks notice it by their connections, and read from the store which ranks are left.
                 if not ended.wait(_END_SECONDS if dist.is_initialized() else _GRACE_SECONDS):
                     stores.clear()
                 return
