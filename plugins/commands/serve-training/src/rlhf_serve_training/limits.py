@@ -16,7 +16,8 @@ class Limits:
     queued_bytes: int = 256 * MIB
     """Bytes of the bodies that wait."""
     disk_bytes: int = 20 * GIB
-    """Bytes of checkpoints. A request is refused if checkpoints and the journal use more than twice as much."""
+    """Bytes of checkpoints. A request is refused if checkpoints and the journal use more than twice as much, and a new
+    session, which a client needs to delete checkpoints, if they use more than three times as much."""
     models: int = 64
     """Models that are not unloaded. Memory holds fewer (--max-adapters), and the others are restored from disk."""
     samples_per_request: int = 256
