@@ -2,16 +2,20 @@
 
 The recipe is unchanged. Two names are replaced, since this needs neither a model hub nor a data hub: the recommended
 renderer of the model (`qwen3_instruct`, whose format SmolLM2 shares), and the data sets, by sums and differences of one
-digit in the columns that the recipe reads. See README.md.
+digit in the columns that the recipe reads. `rl_basic` fixes batches of 128 groups of 16 answers, which take hours on a
+CPU, so `RLHF_GROUPS=8x8` replaces these two numbers. Prompts are rendered in one thread. See README.md.
 
     python run.py sl_loop base_url=http://127.0.0.1:8000 model_name=/path/to/SmolLM2 max_steps=20
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import runpy
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 RENDERER = "qwen3_instruct"
@@ -29,26 +33,26 @@ def problems(seed: int) -> list[tuple[str, int]]:
     return found
 
 
-def load_dataset(name: str, *arguments: Any, **options: Any) -> Any:
+def load_dataset(path: str, *arguments: Any, **options: Any) -> Any:
     """Stand in for `datasets.load_dataset`: both splits, in the columns of the data set with this name."""
     import datasets
 
     splits = {}
     for split, seed in (("train", 0), ("test", 1)):
         rows = problems(seed)[: NUM_PROBLEMS if split == "train" else NUM_TEST_PROBLEMS]
-        if "gsm8k" in name:
+        if "gsm8k" in path:
             columns = {"question": [each for each, _ in rows], "answer": [f"#### {each}" for _, each in rows]}
-        elif "no_robots" in name:
+        elif "no_robots" in path:
             columns = {"messages": [_chat(*each) for each in rows]}
-        elif "hh-rlhf" in name:
+        elif "hh-rlhf" in path:
             columns = {
                 "chosen": [_dialogue(question, answer) for question, answer in rows],
                 "rejected": [_dialogue(question, answer + 1) for question, answer in rows],
             }
-        elif "wikitext" in name:
+        elif "wikitext" in path:
             columns = {"text": _pages(seed)}
         else:
-            raise SystemExit(f"no stand-in for the data set {name!r}: add its columns to run.py")
+            raise SystemExit(f"no stand-in for the data set {path!r}: add its columns to run.py")
         splits[split] = datasets.Dataset.from_dict(columns)
     split = options.get("split")
     return splits[split] if split in splits else datasets.DatasetDict(splits)
@@ -69,6 +73,33 @@ def _dialogue(question: str, answer: int) -> str:
     return f"\n\nHuman: {question}\n\nAssistant: {answer}"
 
 
+def use_groups(text: str) -> None:
+    """Replace the numbers of groups and answers in the batches of `rl_basic`.
+
+    Args:
+        text: GROUPSxANSWERS, such as 8x8.
+    """
+    from tinker_cookbook.recipes.math_rl import math_env
+
+    groups, answers = map(int, text.split("x"))
+    builder = math_env.Gsm8kDatasetBuilder
+    math_env.Gsm8kDatasetBuilder = lambda **options: builder(**{**options, "batch_size": groups, "group_size": answers})
+
+
+class OneThread(asyncio.DefaultEventLoopPolicy):
+    """Runs functions for `asyncio.to_thread` one at a time.
+
+    The cookbook renders prompts in threads that share a tokenizer, which transformers changes in each call
+    ("Already borrowed").
+    """
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop with one thread."""
+        loop = super().new_event_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        return loop
+
+
 def main() -> None:
     """Replace the two names, and run the recipe as its own main module."""
     if len(sys.argv) < 2:
@@ -79,6 +110,9 @@ def main() -> None:
 
     model_info.get_recommended_renderer_name = lambda *_, **__: RENDERER
     datasets.load_dataset = load_dataset
+    asyncio.set_event_loop_policy(OneThread())
+    if recipe == "rl_basic" and "RLHF_GROUPS" in os.environ:
+        use_groups(os.environ["RLHF_GROUPS"])
     runpy.run_module(f"tinker_cookbook.recipes.{recipe}", run_name="__main__", alter_sys=True)
 
 

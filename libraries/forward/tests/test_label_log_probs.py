@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf_core.place import LocalPlace
-from rlhf_forward import label_log_probs, passes_through
+from rlhf_forward import PlacePasses, label_log_probs
 from rlhf_testing.models import tiny_model
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 4, 0, 0]])
@@ -22,7 +22,7 @@ def test_labels_of_all_positions(passes):
     with torch.no_grad():
         logits = torch.cat([model(IDS[:1]).logits[0], model(IDS[1:, :2]).logits[0]])
         expected = logits.log_softmax(-1).gather(-1, LABELS[:, None])[:, 0]
-        with passes_through(place, model):
+        with PlacePasses(place, model).applied():
             found = label_log_probs(model, IDS, MASK, MASK, LABELS)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 

@@ -14,6 +14,7 @@ from rlhf_core.models.forward_passes import ForwardPasses, applied_passes, apply
 from .logprobs import Temperature, entropy, token_log_probs
 
 if TYPE_CHECKING:
+    from rlhf_core.models.forward_passes import Units
     from rlhf_core.place import Place
 
     from .rows import PaddedRows
@@ -75,19 +76,41 @@ class PaddedPasses(ForwardPasses):
         return plain_log_probs(rows.of_actions(run()), wanted)
 
 
-def passes_through(place: Place, *models: nn.Module) -> AbstractContextManager[None]:
-    """Return the context of one forward pass and its backward pass, with the passes that a place names.
-
-    Args:
-        place: The place or strategy.
-        models: The models that run, as the strategy prepared them.
+class PlacePasses:
+    """Forward passes through models with the passes that a place names, for code outside of core's loop.
 
     Example:
-        with passes_through(strategy, trained.model), strategy.autocast():
-            log_probs = label_log_probs(trained.model, input_ids, attention_mask, is_read, labels)
+        passes = PlacePasses(strategy, trained.model)
+        for plan in passes.plan([[row] for row in rows], max_tokens=None):
+            with passes.applied(), strategy.autocast():
+                log_probs = label_log_probs(trained.model, input_ids, attention_mask, is_read, labels)
+                strategy.backward(loss(log_probs), trained.optimizer)
     """
-    passes = passes_of(place)
-    return applying(passes, passes.applied(*models))
+
+    def __init__(self, place: Place, *models: nn.Module) -> None:
+        """Create the passes of one plan.
+
+        Args:
+            place: The place or strategy.
+            models: The models that run, as the strategy prepared them.
+        """
+        self._passes, self._place, self._models = passes_of(place), place, models
+
+    def plan(self, units: Units, max_tokens: int | None) -> list[list[int]]:
+        """Distribute units over forward passes (`ForwardPasses.plan`).
+
+        Args:
+            units: Rows that must share a pass, of this rank. Each row has its length, `num_tokens`.
+            max_tokens: Maximum cost of a pass, in tokens. None: the default for the device and the largest model.
+
+        Returns:
+            Indices into `units` for each pass, each index once.
+        """
+        return self._passes.plan(units, max_tokens, self._place, *self._models)
+
+    def applied(self) -> AbstractContextManager[None]:
+        """Return the context of one forward pass and its backward pass."""
+        return applying(self._passes, self._passes.applied(*self._models))
 
 
 def plain_log_probs(

@@ -1,17 +1,20 @@
-"""Two steps of `rlhf train` on its own samples, against the same steps of the service."""
+"""Two steps of `rlhf train`, against the same steps of the service."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
+import two_ranks
 from safetensors.torch import load_file
 
 from rlhf_core import train
+from rlhf_core.util.tensor_files import load_tree
 from rlhf_serve_training.adapters import AdapterSpec
 from rlhf_serve_training.options import WorkerOptions
 from rlhf_serve_training.wire import Row
 from rlhf_serve_training.worker import Worker
+from rlhf_strategies import launch
 
 ADAM = {"learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": 1.0}
 SEED, RANK = 3, 4
@@ -116,3 +119,27 @@ def test_two_steps_of_a_policy_loss(base, tmp_path, loss, options, config, strat
         measured.append((metrics["loss:sum"], worker.optim_step("m", ADAM)[0]))
     compare(worker, tmp_path, measured, near)
     worker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "torch-ddp", "ddp"])
+def test_two_ranks_make_the_steps_of_two_ranks_of_rlhf_train(base, tmp_path, strategy):
+    """Losses, norms, Adam's moments of the gradients, and weights."""
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in two_ranks.LINES))
+    launch("two_ranks:make_steps", 2, arguments=[base, str(tmp_path), strategy])
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    expected = [(line["loss/policy"], line["policy/grad_norm"]) for line in lines if "policy/grad_norm" in line]
+    assert np.asarray(json.loads((tmp_path / "ours.json").read_text())) == pytest.approx(
+        np.asarray(expected), abs=EXACT
+    )
+    ours, theirs = (load_file(tmp_path / each / "adapter_model.safetensors") for each in ("ours", "run/adapter"))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, atol=EXACT, rtol=0)
+    moments = load_file(tmp_path / "ours" / "adam.safetensors")
+    (optimizer,) = max((tmp_path / "run/checkpoints").iterdir()).rglob("optimizer.safetensors")
+    state = load_tree(optimizer)["state"]
+    assert len(moments) == 2 * len(state)
+    for name, values in state.items():
+        for key in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(moments[f"{key}:{name}"], values[key], atol=EXACT, rtol=1e-4)

@@ -1,9 +1,12 @@
 """The command's options, without a server."""
 
+from types import SimpleNamespace
+
 import pytest
 from click.testing import CliRunner
 
 from rlhf_core.errors import UserInputError
+from rlhf_serve_training import launchers
 from rlhf_serve_training.command import serve_training
 from rlhf_serve_training.running import check_keys
 from rlhf_serve_training.settings import parse_settings, parse_tenants
@@ -19,7 +22,8 @@ def test_settings():
 
 
 @pytest.mark.parametrize(
-    "change", ["x", "strategy=1", "limits.nothing=1", "other.x=1", "limits.models=-1", "model.path=x"]
+    "change",
+    ["x", "strategy=1", "limits.nothing=1", "other.x=1", "limits.models=-1", "limits.models=2.5", "model.path=x"],
 )
 def test_wrong_settings_are_named(change):
     with pytest.raises(UserInputError) as caught:
@@ -64,10 +68,22 @@ def test_refusals(base, tmp_path, monkeypatch):
     monkeypatch.delenv("RLHF_SERVE_TRAINING_KEY", raising=False)
     arguments = ["--base", base, "--output", str(tmp_path / "o")]
     for more, message in (
-        (["--transport", "ray"], "the transport 'ray' is not supported"),
+        (["--set", "transport.address=auto"], "local does not have the option address"),
+        (["--transport", "ray", "--set", "transport.adress=auto"], "Extra inputs are not permitted"),
         (["--strategy", "gemini", "--max-adapters", "2"], "gemini holds one adapter, not 2"),
         (["--set", "model.dtype=bf16"], "'bf16' is not a dtype"),
         ([], "a key must not be written to a log"),
     ):
         with pytest.raises(UserInputError, match=message):
             CliRunner().invoke(serve_training, [*arguments, *more], catch_exceptions=False)
+
+
+def test_a_transport_that_starts_runs_only_is_refused_by_name(monkeypatch):
+    class RunsOnly:
+        def run(self, request):
+            raise AssertionError
+
+    selected = SimpleNamespace(build=lambda config, context: RunsOnly())
+    monkeypatch.setattr(launchers, "plugin_of", lambda *arguments: (selected, None))
+    with pytest.raises(UserInputError, match="'other' starts runs, but not the ranks of a service"):
+        launchers.launcher_of("other", {})

@@ -83,7 +83,7 @@ def row(**fields):
 @pytest.mark.parametrize(
     ("name", "config", "rows", "message"),
     [
-        ("stable_reinforce", {}, [row()], "does not contain its formula"),
+        ("stable_reinforce", {}, [row()], "its formula is not published. Offered: cross_entropy"),
         ("custom", {}, [row()], "forward_backward_custom"),
         ("grpo", {}, [row()], "the loss 'grpo' is unknown"),
         ("cross_entropy", {}, [row()], "datum 0: cross_entropy needs weights"),

@@ -1,6 +1,9 @@
 """Two processes against one, and refusals of strategies."""
 
+import signal
+
 import numpy as np
+import psutil
 import pytest
 import tinker
 from running_server import LEFT_BY_THE_SDK, client, datum, running
@@ -42,11 +45,18 @@ EXACT, BF16 = {"abs": 1e-5}, {"rel": 2e-2, "abs": 2e-2}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "near"),
-    [("torch-ddp", EXACT), ("ddp", EXACT), ("fsdp", EXACT), ("low-level-zero", EXACT), ("gemini", BF16)],
+    ("strategy", "near", "transport"),
+    [
+        ("torch-ddp", EXACT, "local"),
+        ("ddp", EXACT, "local"),
+        ("fsdp", EXACT, "local"),
+        ("low-level-zero", EXACT, "local"),
+        ("gemini", BF16, "local"),
+        ("fsdp", EXACT, "ray"),
+    ],
 )
-def test_two_processes_compute_the_same(base, tmp_path, alone, strategy, near):
-    options = ("--num-processes", "2", "--strategy", strategy)
+def test_two_processes_compute_the_same(base, tmp_path, alone, strategy, near, transport):
+    options = ("--num-processes", "2", "--strategy", strategy, "--transport", transport)
     with running(base, tmp_path / "output", *options) as server, client(server) as service:
         training = service.create_lora_training_client(base_model=base, rank=4, seed=1).result(60)
         data = [datum(tokens, weights=weights) for tokens, weights in zip(TOKENS, WEIGHTS, strict=True)]
@@ -70,6 +80,18 @@ def test_two_processes_compute_the_same(base, tmp_path, alone, strategy, near):
     for found in (*([each["logprobs"].data for each in output] for output in outputs), logprobs):
         for one, expected in zip(found, alone[1], strict=True):
             assert list(one) == pytest.approx(expected, **near)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_on_ray_ends_the_command(base, tmp_path):
+    """The command names the rank and exits, although threads of its process group waited for that rank."""
+    options = ("--num-processes", "2", "--strategy", "fsdp", "--transport", "ray")
+    with running(base, tmp_path / "output", *options) as server:
+        below = psutil.Process(server.process.pid).children(recursive=True)
+        (rank,) = [each for each in below if "RankActor" in " ".join(each.cmdline())]
+        rank.kill()
+        assert server.process.wait(120) not in (0, -signal.SIGKILL)
+        assert "rank-1: its process exited" in server.text()
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,10 @@ def test_the_newest_unnamed_weights(training):
     ("act", "message"),
     [
         (lambda training: training.optim_step(ADAM), "there are no gradients for a step"),
-        (lambda training: training.forward(RL, "stable_reinforce"), "does not contain its formula"),
+        (
+            lambda training: training.forward(RL, "stable_reinforce"),
+            "its formula is not published. Offered: cross_entropy",
+        ),
         (
             lambda training: training.forward([datum([5, 999], weights=[1.0])], "cross_entropy"),
             "the token 999 does not",

@@ -294,25 +294,21 @@ class Slot:
         self.strategy.run_on_main(write)
 
     def load(self, folder: Path, *, with_optimizer: bool) -> Adapter:
-        """Return the adapter of a folder that `save` wrote.
+        """Return the adapter of a folder that `save` wrote. Collective: rank 0 reads it for all ranks.
 
         Args:
-            folder: the folder.
+            folder: the folder, on rank 0's machine.
             with_optimizer: whether to read Adam's moments.
 
         Raises:
             CheckpointError: the folder is not a checkpoint of this base model, or its rank is above the slot's.
         """
-        spec, steps = read_spec(folder)
-        if spec.rank > self.rank:
-            raise CheckpointError(f"its rank {spec.rank} is above the limit {self.rank}", where=str(folder))
-        named = _read(folder / ADAPTER_FILE)
+        spec, steps, named, stored = self._read_on_main(folder, with_optimizer)
         full = {name.replace(".weight", ".default.weight"): value for name, value in named.items()}
         self._check(full, spec.rank, folder)
         adapter = Adapter(spec, self._own_parts(full))
         if not with_optimizer:
             return adapter
-        stored = _read(folder / OPTIMIZER_FILE)
         for key in MOMENTS:
             of_key = {name.partition(":")[2]: value for name, value in stored.items() if name.startswith(f"{key}:")}
             if of_key:
@@ -322,6 +318,23 @@ class Slot:
             values["step"] = torch.tensor(float(steps), device=self.parameters[name].device)
         adapter.steps = steps
         return adapter
+
+    def _read_on_main(
+        self, folder: Path, with_optimizer: bool
+    ) -> tuple[AdapterSpec, int, dict[str, Tensor], dict[str, Tensor]]:
+        """Contents of a folder on every rank: spec, steps, weights and moments."""
+        found: list[Any] = []
+
+        def read() -> None:
+            spec, steps = read_spec(folder)
+            if spec.rank > self.rank:
+                raise CheckpointError(f"its rank {spec.rank} is above the limit {self.rank}", where=str(folder))
+            moments = _read(folder / OPTIMIZER_FILE) if with_optimizer else {}
+            found.extend((spec, steps, _read(folder / ADAPTER_FILE), moments))
+
+        self.strategy.run_on_main(read)
+        spec, steps, weights, moments = self.strategy.broadcast_object(found)
+        return spec, steps, weights, moments
 
     def _check(self, full: Mapping[str, Tensor], rank: int, folder: Path) -> None:
         for name, parameter in self.parameters.items():

@@ -19,14 +19,17 @@ _KEY = "RLHF_SERVE_TRAINING_KEY"
 @click.option(
     "--output", required=True, metavar="DIR", help="Folder of states and checkpoints. A restart continues it."
 )
-@click.option(
-    "--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks on this machine."
-)
+@click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks.")
 @click.option(
     "--strategy", default="single", show_default=True, help="single, torch-ddp, ddp, fsdp, gemini or low-level-zero."
 )
 @click.option("--engine", default="hf", show_default=True, help="Engine that samples.")
-@click.option("--transport", default="local", show_default=True, help="Only local for now.")
+@click.option(
+    "--transport",
+    default="local",
+    show_default=True,
+    help="Where ranks run: local (this machine), or ray (rank 0 here, the others on a cluster).",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 selects a free port.")
 @click.option(
@@ -49,7 +52,7 @@ _KEY = "RLHF_SERVE_TRAINING_KEY"
     "changes",
     multiple=True,
     metavar="KEY=VALUE",
-    help="strategy.…, engine.…, model.… or limits.… (repeatable).",
+    help="strategy.…, engine.…, model.…, transport.… or limits.… (repeatable).",
 )
 @click.option("--plan", "only_plan", is_flag=True, help="Print the memory and disk that it needs, and exit.")
 def serve_training(
@@ -77,24 +80,20 @@ def serve_training(
     Examples:
       rlhf serve-training --base ./my-model --output service
       rlhf serve-training --base ./my-model --output service --strategy fsdp --num-processes 4
+      rlhf serve-training --base ./my-model --output service --strategy fsdp --num-processes 8 --transport ray \\
+        --set transport.address=auto --set transport.trainer_gpus=1
       rlhf serve-training --base ./my-model --output service --tenant alice=ALICE_KEY --tenant bob=BOB_KEY
       rlhf serve-training --base ./my-model --output service --plan
     """
-    from rlhf_core.errors import UserInputError
     from rlhf_core.util import set_up_host_memory
 
     set_up_host_memory()  # before torch is imported
+    from .launchers import launcher_of
     from .options import OWNING, WorkerOptions, check_strategy
     from .planning import plan_lines
     from .running import ServeOptions, run
     from .settings import parse_settings, parse_tenants
 
-    if transport != "local":
-        raise UserInputError(
-            f"the transport {transport!r} is not supported by the service yet",
-            where="--transport",
-            hint="leave it out, and use --num-processes for several processes of this machine",
-        )
     settings = parse_settings(changes)
     worker: dict[str, Any] = {
         "base": base,
@@ -110,13 +109,14 @@ def serve_training(
     }
     checked = WorkerOptions(**worker)
     check_strategy(checked, num_processes)
+    launcher = launcher_of(transport, settings.transport)
     if only_plan:
         for line in plan_lines(checked, num_processes, settings.limits):
             click.echo(line)
         return
     named = parse_tenants(tenants) or _default_tenant()
     options = ServeOptions(worker=worker, output=output, host=host, port=port, tenants=named, limits=settings.limits)
-    run(options, num_processes)
+    run(options, num_processes, launcher)
     click.echo("stopped")
 
 

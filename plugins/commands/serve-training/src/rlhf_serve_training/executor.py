@@ -69,7 +69,7 @@ class Executor:
         self._output, self._max_adapters = output, max_adapters
         self.checkpoints = Checkpoints(store, ranks, limits, output)
         self._samples = SampleTurns(store, ranks, facts, limits, self.checkpoints)
-        self._folders = RunFolders(output, ranks.worker.options.strategy)
+        self._folders = RunFolders(output, ranks.worker.options.strategy, limits.ended_models)
         self._drop_remains()
         self._is_again = False
         """Whether requests are carried out again, whose results are known."""

@@ -16,7 +16,8 @@ class Limits:
     queued_bytes: int = 256 * MIB
     """Bytes of the bodies that wait."""
     disk_bytes: int = 20 * GIB
-    """Bytes of checkpoints. A request is refused if checkpoints and stored requests use more than twice as much."""
+    """Bytes of checkpoints. A request is refused if checkpoints and the journal use more than twice as much, and a new
+    session, which a client needs to delete checkpoints, if they use more than three times as much."""
     models: int = 64
     """Models that are not unloaded. Memory holds fewer (--max-adapters), and the others are restored from disk."""
     samples_per_request: int = 256
@@ -42,6 +43,9 @@ class Limits:
     result_seconds: float = 3600.0
     """Time for which results are kept."""
     session_seconds: float = 7 * 86400.0
-    """Time without a heartbeat after which a session is finished, and its models are unloaded."""
+    """Time without a heartbeat after which a session is finished, and its models are unloaded. A finished session
+    without checkpoints is forgotten after the same time."""
+    ended_models: int = 256
+    """Run folders of unloaded models that are kept, the newest of all tenants."""
     temporary_samplers: int = 8
     """Unnamed adapters for sampling that are kept for each model."""

@@ -91,8 +91,8 @@ _LOSSES: Mapping[str, tuple[Callable[..., Tensor], Sequence[str], Mapping[str, f
     "dro": (_dro, _POLICY, {"beta": 0.05}),
 }
 _REFUSED = {
-    "stable_reinforce": "stable_reinforce is not offered: the SDK does not contain its formula. Use "
-    "importance_sampling, ppo, cispo, gspo or dro",
+    "stable_reinforce": "stable_reinforce is not offered, since its formula is not published. Offered: "
+    + ", ".join(_LOSSES),
     "custom": "custom losses run in the client here: call forward_backward_custom with a function",
 }
 

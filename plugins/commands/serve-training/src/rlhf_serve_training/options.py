@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
+from rlhf_core.plugins import load
 
 from .adapters import ALPHA
 
@@ -70,6 +73,29 @@ def check_strategy(options: WorkerOptions, num_processes: int) -> None:
         )
     if options.strategy_options.get("tensor_parallel", 1) > 1:
         raise UserInputError("tensor_parallel is not supported by the service", where="--set strategy.tensor_parallel")
+
+
+def plugin_of(kind: str, section: str, name: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return an installed plugin (`rlhf_core.plugins.load`) and its options, an instance of its config.
+
+    Args:
+        kind: kind of the plugin, such as `engines`.
+        section: its section in `--set`, such as `engine`.
+        name: its name.
+        values: its options.
+
+    Raises:
+        PluginError: the plugin is not installed or broken.
+        UserInputError: an option is unknown or not valid.
+    """
+    selected = load(kind, name)
+    try:
+        return selected, selected.component.config.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        known = ", ".join(selected.component.config.model_fields)
+        key = ".".join(map(str, (section, *first["loc"])))
+        raise UserInputError(first["msg"], where=f"--set {key}", hint=f"{name} has {known}") from None
 
 
 def model_config(options: WorkerOptions) -> ModelConfig:

@@ -9,10 +9,9 @@ import torch
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.models import model_kind_for
-from rlhf_core.plugins import load
 
 from .limits import GIB, Limits
-from .options import WorkerOptions, model_config
+from .options import WorkerOptions, model_config, plugin_of
 from .worker import MAX_LOADED_SAMPLERS
 
 
@@ -29,10 +28,8 @@ def plan_lines(options: WorkerOptions, num_processes: int, limits: Mapping[str, 
     model = kind.load_policy(dtype=torch.float32, seed=0)
     adapter = sum(each.numel() for each in model.parameters() if each.requires_grad)
     base = sum(each.numel() for each in model.parameters()) - adapter
-    selected = load("strategies", options.strategy)
-    strategy = selected.build(
-        selected.component.config.model_validate(dict(options.strategy_options)), StrategyContext("cpu")
-    )
+    selected, config = plugin_of("strategies", "strategy", options.strategy, options.strategy_options)
+    strategy = selected.build(config, StrategyContext("cpu"))
     dtype = torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
     state, bounds = strategy.state_bytes(num_processes, dtype), Limits(**limits)
     copies = state.reference * base if options.is_owning else dtype.itemsize * base if strategy.shards_parameters else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -23,14 +24,15 @@ logger = logging.getLogger("rlhf.serve_training")
 class RunFolders:
     """Writes config, metrics and status of models. Nothing reads them back, and a lost line is not written again."""
 
-    def __init__(self, output: Path, strategy: str) -> None:
+    def __init__(self, output: Path, strategy: str, max_ended: int) -> None:
         """Create the object.
 
         Args:
             output: the output folder.
             strategy: name of the strategy.
+            max_ended: maximum number of folders of models that are unloaded. The oldest are deleted.
         """
-        self._output, self._strategy = output / "runs", strategy
+        self._output, self._strategy, self._max_ended = output / "runs", strategy, max_ended
         self._passes: dict[str, tuple[float, float]] = {}
 
     def begin(self, model_id: str, about: Mapping[str, Any], tenant: str) -> None:
@@ -93,6 +95,14 @@ class RunFolders:
         with _optional(folder):
             if folder.path.exists():
                 self._write_status(folder, "done")
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Delete the folders of models that were unloaded before `max_ended` others."""
+        folders = [RunFolder(each) for each in self._output.iterdir()]
+        ended = [each.path for each in folders if each.read_json(each.summary).get("status") == "done"]
+        for each in sorted(ended, key=lambda folder: folder.stat().st_mtime)[: -self._max_ended]:
+            shutil.rmtree(each, ignore_errors=True)
 
     def _folder(self, model_id: str) -> RunFolder:
         return RunFolder(self._output / folder_name(model_id))

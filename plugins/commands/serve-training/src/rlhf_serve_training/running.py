@@ -18,11 +18,12 @@ from starlette.types import ASGIApp
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.util import write_json
 from rlhf_models import eos_token_ids
-from rlhf_strategies import launch, stop_requested
+from rlhf_strategies import stop_requested
 from rlhf_web import environment_key, serve_until_stopped
 
 from .app import Tenants, make_app, server_limits
 from .executor import Executor
+from .launchers import Launch
 from .limits import Limits
 from .options import WHERE, WorkerOptions
 from .ranks import Ranks, follow
@@ -52,19 +53,17 @@ class ServeOptions:
     """Changed fields of `Limits`."""
 
 
-def run(options: ServeOptions, num_processes: int) -> None:
+def run(options: ServeOptions, num_processes: int, launch: Launch) -> None:
     """Serve until a signal arrives. Raises `UserInputError` for options that cannot be used.
 
     Args:
         options: options of the service.
-        num_processes: number of ranks on this machine.
+        num_processes: number of ranks.
+        launch: starts the ranks.
     """
     check_keys(options.tenants)
     with _own_folder(Path(options.output), str(options.worker["base"])):
-        if num_processes == 1:
-            run_rank(asdict(options))
-        else:
-            launch(run_rank, num_processes, arguments=[asdict(options)], stops_by_itself=True)
+        launch(f"{__name__}:{run_rank.__name__}", num_processes, [asdict(options)])
 
 
 def check_keys(tenants: Mapping[str, str]) -> dict[str, str]:

@@ -13,13 +13,12 @@ from torch import nn
 from rlhf_core.components import EngineContext
 from rlhf_core.models import model_kind_for
 from rlhf_core.place import LocalPlace
-from rlhf_core.plugins import load
 from rlhf_core.protocols import InFlightEngine, RolloutEngine, SamplingRequest
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_forward import ScoredRow, score_rows, vocabulary_size
 
 from .adapters import Adapter, Slot
-from .options import WorkerOptions, model_config
+from .options import WorkerOptions, model_config, plugin_of
 from .wire import Sampled
 
 
@@ -57,7 +56,7 @@ class Sampler:
             model = kind.load_policy(dtype=dtype, seed=options.seed, tokenizer=tokenizer)
             place = strategy if options.is_owning else LocalPlace.like(strategy)  # the former casts it
             self.model = place.prepare_inference(model)
-        selected = load("engines", options.engine)
+        selected, config = plugin_of("engines", "engine", options.engine, options.engine_options)
         context = EngineContext(
             self.model,
             tokenizer,
@@ -67,7 +66,6 @@ class Sampler:
             compute_dtype=strategy.compute_dtype,
             in_flight=selected.component.in_flight,
         )
-        config = selected.component.config.model_validate(dict(options.engine_options))
         self._engine = cast(RolloutEngine, selected.build(config, context))
         self._in_flight = selected.component.in_flight
         self._version = 0

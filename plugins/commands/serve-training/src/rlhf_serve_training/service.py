@@ -17,6 +17,7 @@ from tinker import types
 from rlhf_web import Refused
 
 from .adapters import read_spec
+from .disk_use import DiskUse
 from .executor import Executor, model_id_of
 from .fair import SAMPLE, TRAIN, FairQueue
 from .limits import Limits
@@ -30,7 +31,6 @@ CREATE = "create"
 _IDLE_SECONDS = 20.0
 """Interval of the calls that keep idle ranks from timing out."""
 _CLEANING_SECONDS = 60.0
-_USED_SECONDS = 5.0
 
 
 class Service:
@@ -70,7 +70,7 @@ class Service:
         self._changed = threading.Condition()
         self._queue = FairQueue(self._num_samples, max_batch=limits.rows_per_turn)
         self._results = Results(store)
-        self._used: dict[str, tuple[float, int]] = {}
+        self._disk = DiskUse(store, limits)
         self._is_stopping = False
         self._next_cleaning = 0.0
         self.failed: BaseException | None = None
@@ -168,6 +168,7 @@ class Service:
         for request, missing in given_up:
             self._fail(request, f"the request {missing} of this model did not arrive in time")
         self.store.drop_results(now - self.limits.result_seconds)
+        self.store.drop_sessions(now - self.limits.session_seconds)
         for row in self.store.rows("SELECT path, folder FROM checkpoints WHERE expires<?", now):
             self.store.change("DELETE FROM checkpoints WHERE path=?", row["path"])
             shutil.rmtree(row["folder"], ignore_errors=True)
@@ -204,15 +205,7 @@ class Service:
         limits, is_next = self.limits, self._queue.has_room_for(tenant, owner, seq)
         if not is_next and (count >= limits.queued_requests or num_bytes + size > limits.queued_bytes):
             raise Refused(429, "queue_full", f"{count} requests wait, wait for some of them")
-        if self._used_bytes(tenant) + size > 2 * limits.disk_bytes:
-            raise Refused(429, "disk_full", "the disk limit is reached, delete checkpoints")
-
-    def _used_bytes(self, tenant: str) -> int:
-        """Bytes that a tenant uses, as of at most some seconds ago."""
-        known = self._used.get(tenant)
-        if known is None or time.monotonic() - known[0] > _USED_SECONDS:
-            known = self._used[tenant] = (time.monotonic(), self.store.used_bytes(tenant))
-        return known[1]
+        self._disk.check(tenant, size)
 
     def _enqueue(self, request: StoredRequest) -> None:
         if request.kind in ("create_model", "load_model", "unload_model"):
@@ -225,7 +218,8 @@ class Service:
             self._queue.add(request, request.owner, TRAIN)
 
     def create_session(self, tenant: str, request: types.CreateSessionRequest, idempotency_key: str) -> str:
-        """Return the id of a new session, or of the one with the same idempotency key."""
+        """Return the id of a new session, or of the one with the same idempotency key. Raises `Refused`."""
+        self._disk.check_session(tenant)
         digest = hashlib.sha256(f"{tenant}\0{idempotency_key}".encode()).hexdigest()[:32]
         session_id = f"session-{digest}"
         about = {"display_name": request.display_name, "user_metadata": request.user_metadata, "tags": request.tags}
@@ -342,6 +336,7 @@ class Service:
             raise Refused(400, "invalid_request", "base_model or model_path is needed")
         if request.base_model is not None:
             self.check_base(request.base_model)
+        self._disk.check(tenant)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         self.store.change(
             "INSERT OR IGNORE INTO samplers VALUES(?,?,?,?,?,?)",

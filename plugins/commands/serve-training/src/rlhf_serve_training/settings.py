@@ -23,6 +23,7 @@ class Settings:
     strategy: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    transport: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, Any] = field(default_factory=dict)
 
 
@@ -46,14 +47,19 @@ def parse_settings(changes: Sequence[str]) -> Settings:
         section, _, name = key.partition(".")
         if not separator or not name or not hasattr(settings, section):
             raise UserInputError(
-                f"{change!r} is not strategy.KEY=VALUE, engine.KEY=VALUE, model.KEY=VALUE or limits.KEY=VALUE",
+                f"{change!r} is not SECTION.KEY=VALUE",
                 where="--set",
+                hint=f"the sections are {', '.join(each.name for each in fields(Settings))}",
             )
         if section in known and name not in known[section]:
             raise UserInputError(f"{key!r} is unknown", where="--set", hint=f"known: {', '.join(known[section])}")
         value = parse_yaml(text, "--set")
         if section == "limits" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             raise UserInputError(f"{key} is a number above 0, not {text!r}", where="--set")
+        if section == "limits" and isinstance(getattr(Limits(), name), int):
+            if value % 1:
+                raise UserInputError(f"{key} is a whole number, not {text!r}", where="--set")
+            value = int(value)
         getattr(settings, section)[name] = value
     return settings
 

@@ -42,6 +42,8 @@ CREATE TABLE IF NOT EXISTS counters(name TEXT PRIMARY KEY, value INTEGER NOT NUL
 
 Status = Literal["queued", "done", "failed"]
 JSON_RESULT, PROTO_RESULT = "json", "proto"
+_ROW_BYTES = 256
+"""Bytes of a row without its longest columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +185,36 @@ class Store:
         assert row is not None
         return int(row["value"])
 
+    def drop_sessions(self, before: float) -> None:
+        """Drop finished sessions without a sign of life since a time, unless checkpoints of their models are left.
+
+        Args:
+            before: the time.
+        """
+        has_checkpoint = "SELECT session FROM models WHERE unloaded=0 OR id IN (SELECT model FROM checkpoints)"
+        with self.transaction():
+            self.change(
+                f"DELETE FROM sessions WHERE finished IS NOT NULL AND seen<? AND id NOT IN ({has_checkpoint})", before
+            )
+            for table in ("models", "samplers"):
+                self.change(f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM sessions)")
+            owners = " UNION ".join(f"SELECT id FROM {table}" for table in ("sessions", "models", "samplers"))
+            self.change(f"DELETE FROM requests WHERE finished<? AND owner NOT IN ({owners})", before)
+
     def used_bytes(self, tenant: str) -> int:
-        """Return the bytes of a tenant's checkpoints and stored requests."""
-        files = self.row("SELECT coalesce(sum(bytes), 0) AS n FROM checkpoints WHERE tenant=?", tenant)
-        stored = self.row(
-            "SELECT coalesce(sum(coalesce(length(body), 0) + coalesce(length(result), 0)), 0) AS n FROM requests "
-            "WHERE tenant=?",
-            tenant,
-        )
-        return int(files["n"] if files else 0) + int(stored["n"] if stored else 0)
+        """Return the bytes of a tenant's checkpoints, and of its rows in the other tables."""
+        sizes = {
+            "checkpoints": "bytes",
+            "requests": f"{_ROW_BYTES} + coalesce(length(body), 0) + coalesce(length(result), 0)",
+            "sessions": f"{_ROW_BYTES} + coalesce(length(about), 0)",
+            "models": f"{_ROW_BYTES} + length(about)",
+            "samplers": f"{_ROW_BYTES}",
+        }
+        used = 0
+        for table, size in sizes.items():
+            row = self.row(f"SELECT coalesce(sum({size}), 0) AS n FROM {table} WHERE tenant=?", tenant)
+            used += int(row["n"]) if row else 0
+        return used
 
     def close(self) -> None:
         """Close the file."""

@@ -15,18 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf_core.batching import default_micro_batch_tokens, plan_micro_batches
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import DivergenceError, UserInputError
 from rlhf_core.models import model_kind_for
 from rlhf_core.place import resolve_device
-from rlhf_core.plugins import load
-from rlhf_forward import label_log_probs, passes_through, token_logits
+from rlhf_forward import PlacePasses, label_log_probs, token_logits
 from rlhf_strategies import StrategyBase
 
 from .adapters import Adapter, AdapterSpec, Slot
 from .losses import Loss, inputs_of, loss_of
-from .options import WHERE, WorkerOptions, model_config
+from .options import WHERE, WorkerOptions, model_config, plugin_of
 from .owned_slot import OwnedSlot
 from .sampling import Sampler, SampleWork
 from .wire import Array, Row, Sampled
@@ -45,8 +43,7 @@ class Worker:
             options: options of all ranks.
         """
         self.options = options
-        selected = load("strategies", options.strategy)
-        config = selected.component.config.model_validate(dict(options.strategy_options))
+        selected, config = plugin_of("strategies", "strategy", options.strategy, options.strategy_options)
         context = StrategyContext(str(resolve_device(options.device)))
         self.strategy = cast(StrategyBase, selected.build(config, context))
         if self.strategy.precision == "fp16":
@@ -63,8 +60,6 @@ class Worker:
         optimizer = self.strategy.make_optimizer(trained, lr=1e-4)
         slot = OwnedSlot if options.is_owning else Slot
         self.slot = slot(self.strategy, self.strategy.prepare(model, optimizer), options.max_rank)
-        size = sum(each.numel() for each in self.strategy.unwrap(self.slot.trained.model).parameters())
-        self._micro_batch = options.micro_batch_tokens or default_micro_batch_tokens(self.strategy.device.type, size)
         self.adapters: dict[str, Adapter] = {}
         self._saved: OrderedDict[str, Adapter] = OrderedDict()
         self._sampler = Sampler(self.slot, options, self.tokenizer, self.dtype)
@@ -114,10 +109,11 @@ class Worker:
         function = loss_of(loss, config, rows)
         self.slot.hold(adapter)
         mine = list(range(len(rows)))[strategy.rank :: strategy.world_size]
-        plans = [[mine[i] for i in plan] for plan in self._plans([rows[i] for i in mine])]
+        passes = PlacePasses(strategy, self.slot.trained.model)
+        plans = [[mine[i] for i in plan] for plan in self._plans(passes, [rows[i] for i in mine])]
         num_steps = int(strategy.all_reduce(torch.tensor([float(len(plans))]), "max").item())
         try:
-            total, outputs = self._passes_of(rows, function, plans, num_steps, backward)
+            total, outputs = self._run(passes, rows, function, plans, num_steps, backward)
         except BaseException:
             self.slot.drop(adapter)
             raise
@@ -131,8 +127,14 @@ class Worker:
         merged = {index: values for _, part in totals for index, values in part.items()}
         return [merged[index] for index in range(len(rows))], {"loss:sum": loss_sum}
 
-    def _passes_of(
-        self, rows: Sequence[Row], function: Loss, plans: Sequence[Sequence[int]], num_steps: int, backward: bool
+    def _run(
+        self,
+        passes: PlacePasses,
+        rows: Sequence[Row],
+        function: Loss,
+        plans: Sequence[Sequence[int]],
+        num_steps: int,
+        backward: bool,
     ) -> tuple[float, dict[int, dict[str, Array]]]:
         """Sum of this rank's losses, and the outputs of its rows by their indices."""
         model, strategy = self.slot.trained.model, self.strategy
@@ -144,7 +146,7 @@ class Worker:
                 plan = plans[step] if step < len(plans) else []
                 batch = [rows[i] for i in plan] or [rows[0]]
                 with ExitStack() as stack:
-                    stack.enter_context(passes_through(strategy, model))
+                    stack.enter_context(passes.applied())
                     if backward:
                         stack.enter_context(strategy.accumulate(model, step == num_steps - 1))
                     with strategy.autocast():
@@ -158,13 +160,15 @@ class Worker:
                     outputs |= _by_row(plan, batch, log_probs, losses)
         return total, outputs
 
-    def _plans(self, rows: Sequence[Row]) -> list[list[int]]:
+    def _plans(self, passes: PlacePasses, rows: Sequence[Row]) -> list[list[int]]:
         """Micro-batches of rows with the same number of targets per position."""
+        units: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            units.setdefault(row.num_targets, []).append(index)
         plans: list[list[int]] = []
-        for kind in sorted({row.num_targets for row in rows}):
-            of_kind = [index for index, row in enumerate(rows) if row.num_targets == kind]
-            lengths = [rows[index].num_tokens for index in of_kind]
-            plans += [[of_kind[i] for i in plan] for plan in plan_micro_batches(lengths, self._micro_batch)]
+        for _, of_kind in sorted(units.items()):
+            found = passes.plan([[rows[i]] for i in of_kind], self.options.micro_batch_tokens)
+            plans += [[of_kind[i] for i in plan] for plan in found]
         return plans
 
     def _losses(self, rows: Sequence[Row], loss: Loss) -> tuple[Tensor, Tensor]:

@@ -67,12 +67,8 @@ class ActorContext:
         self.name = name
         self.spec = spec
         self.sender = EventSender(name, spec.coordinator)
-        for key in _LAUNCHER:
-            # Variables of the driver's launcher. This process has another rank.
-            os.environ.pop(key, None)
-        os.environ.update(spec.variables)  # `resolve` learns the secrets among them, so that logs do not show them
-        if Path(spec.working_folder).is_dir():
-            os.chdir(spec.working_folder)
+        # `resolve` learns the secrets among the variables, so that logs do not show them.
+        prepare_environment(spec.variables, spec.working_folder)
         self._forward_log()
         self.resolved = resolve(spec.run)
         config = self.resolved.transport.config
@@ -130,6 +126,21 @@ class Heartbeat:
             self._beat()
             if self._stop.wait(self._every_seconds):
                 return
+
+
+def prepare_environment(variables: Mapping[str, str], working_folder: str) -> None:
+    """Prepare an actor's environment before anything is loaded.
+
+    Args:
+        variables: Environment variables that the actor sets itself (`own_variables`).
+        working_folder: Base folder of relative paths, which is used if it exists on this machine.
+    """
+    for key in _LAUNCHER:
+        # Variables of the driver's launcher. This process has another rank.
+        os.environ.pop(key, None)
+    os.environ.update(variables)
+    if Path(working_folder).is_dir():
+        os.chdir(working_folder)
 
 
 def set_up_process(env_info: Mapping[str, str] | None, *, num_threads: int | None = None) -> None:

@@ -316,14 +316,23 @@ class Actors:
 
 
 def _threads(config: RayConfig) -> int | None:
-    """torch threads per actor: on a local Ray, the cores divided by the number of actors that work concurrently."""
-    if (
-        cluster_address(config) is not None
-        or config.maker_cpus
-        or config.trainer_cpus
-        or "OMP_NUM_THREADS" in os.environ
-    ):
-        return None
+    """torch threads per actor of a run."""
     # If strictly on-policy, makers and trainers take turns.
     turns = (config.num_makers, config.num_trainers)
-    return max(1, (os.cpu_count() or 1) // (max(turns) if config.max_staleness == 0 else sum(turns)))
+    reserves = config.maker_cpus or config.trainer_cpus
+    return None if reserves else threads_per_actor(config, max(turns) if config.max_staleness == 0 else sum(turns))
+
+
+def threads_per_actor(config: RayConfig, num_concurrent: int) -> int | None:
+    """Return the torch threads of an actor: on a local Ray, the cores divided by the actors that work concurrently.
+
+    Args:
+        config: Options of the transport.
+        num_concurrent: Number of actors that work concurrently.
+
+    Returns:
+        None for torch's default: on a cluster, and if actors reserve CPUs or the user has set a number.
+    """
+    if cluster_address(config) is not None or config.trainer_cpus or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, (os.cpu_count() or 1) // num_concurrent)

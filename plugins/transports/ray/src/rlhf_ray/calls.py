@@ -164,9 +164,9 @@ def _name_actor(actor: str, error: BaseException) -> RlhfError:
         return RlhfError(problem, where=RUNTIME_ENV, hint="the log has Ray's whole message")
     if isinstance(error, RayActorError):
         problem = f"it could not be created: {_last_line(error)}"
-        return RlhfError(problem, where=actor, hint="the traceback is in the log: run.log of the run folder")
+        return RlhfError(problem, where=actor, hint="the traceback is in the log (run.log of a run)")
     return RlhfError(
-        f"{type(error).__name__}: {error}", where=actor, hint="its traceback is in the log: run.log of the run folder"
+        f"{type(error).__name__}: {error}", where=actor, hint="its traceback is in the log (run.log of a run)"
     )
 
 

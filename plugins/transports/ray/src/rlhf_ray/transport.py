@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from .config import RayConfig
 from .driver_files import STATUS, ScaleAnswer, Status, clear_request, take_request
 from .event_relay import Replay
 from .fleet import Fleet
+from .launching import launch
 from .messages import Overview
 from .trainer_restarts import TrainerRestarts
 
@@ -79,6 +81,26 @@ class RayTransport:
                         request = restarts.next_request(error)
             finally:
                 status.remove()
+
+    def launch(self, target: str, num_processes: int, *, arguments: Sequence[Any] = ()) -> None:
+        """Call a function as each rank of a process group on the nodes of the cluster, and wait until all return.
+
+        Rank 0 runs in this process, and the others are actors with the resources of a trainer. All of them have ended
+        when this returns or raises. A rank finds the others through its environment, as with `rlhf_strategies.launch`.
+
+        Args:
+            target: The function, as `module:attr`, which every node can import.
+            num_processes: Number of ranks, at least 2.
+            arguments: Its arguments, the same for every rank.
+
+        Raises:
+            UserInputError: An option of the transport would be ignored, or there is one process.
+            RlhfError: Resources are missing, or the error of the first rank that failed, with the rank in `where`.
+
+        Example:
+            RayTransport(RayConfig(trainer_gpus=1)).launch("my_module:train_shard", 4, arguments=["data.jsonl"])
+        """
+        launch(self._config, target, num_processes, arguments)
 
     def _actors(self, request: RunRequest, connection: Connection, hooks: HookRelay, restarts: int) -> Actors:
         driver_events = frozenset(event for event in hooks.events if hooks.listens(event)) - _DRIVER_EVENTS
