@@ -32,11 +32,11 @@ class ImageText(PromptInputs, CausalLM):
     """Encodes images in prompts, and feeds them to the model in every forward pass."""
 
     columns: Mapping[str, Column] = {
-        PIXELS: Column(per="prompt", model_input=True),
+        PIXELS: Column(per="prompt", dtype="uint8", model_input=True),
         SIZES: Column(per="prompt", dtype="int64", model_input=True),
         COUNT: Column(per="prompt", dtype="int64", model_input=True),
     }
-    """Rows of pixels, [rows, ...]. Sizes of the images, [images, k]. Number of image tokens, []."""
+    """Rows of pixels, [rows, ...], before normalization. Sizes of the images, [images, k]. Number of image tokens, []."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the family, which belongs to the process."""
@@ -166,7 +166,7 @@ class ImageText(PromptInputs, CausalLM):
     def _no_images(self) -> dict[str, Any]:
         family = self.family
         shape, sizes = (0,) * family.pixel_dims, (0, family.size_columns)
-        return {PIXELS: torch.zeros(shape), SIZES: torch.zeros(sizes, dtype=torch.int64), COUNT: 0}
+        return {PIXELS: torch.zeros(shape, dtype=torch.uint8), SIZES: torch.zeros(sizes, dtype=torch.int64), COUNT: 0}
 
     def inputs(self, input_ids: Tensor, attention_mask: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Return the forward's arguments. An image token that the policy sampled is read as the pad token."""
@@ -187,7 +187,7 @@ class ImageText(PromptInputs, CausalLM):
         rows, sizes = columns[SIZES][:, :, 0], columns[SIZES]
         if bool(rows.any()):
             pixels = torch.cat([each[: int(row.sum())] for each, row in zip(columns[PIXELS], rows, strict=True)])
-            arguments |= family.arguments(PixelBatch(is_image, pixels, sizes[rows > 0]))
+            arguments |= family.arguments(PixelBatch(is_image, family.normalized(pixels), sizes[rows > 0]))
         elif torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             # The other processes would wait for this one in the part that sees.
             raise DataError(
