@@ -6,6 +6,7 @@ from .decode import decode_image as decode_image
 from .limits import ImageLimits as ImageLimits
 from .reading import ImageReader as ImageReader
 from .records import read_images as read_images
+from .references import KEY as KEY
 from .references import ImageReference as ImageReference
 from .references import find_markers as find_markers
 from .references import open_images as open_images

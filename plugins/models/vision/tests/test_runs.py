@@ -11,6 +11,7 @@ from PIL import Image
 from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_images import find_markers
+from rlhf_pages import picture_names
 
 TRAIN = {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4, "seed": 3}
 RUN = {
@@ -60,6 +61,15 @@ def test_a_run_on_a_file_with_pictures(tmp_path):
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert all(len(find_markers(sample["prompt"])) == 1 for sample in samples)
     assert len({sample["prompt"] for sample in samples}) == 8
+    names = picture_names(samples)
+    assert {path.stem for path in (tmp_path / "run" / "images").iterdir()} == set(names) and len(names) == 8
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(f'"{name}": "iVBOR' in page for name in names)  # base64 of PNG
+
+
+def test_no_pictures_are_kept_without_samples(tmp_path):
+    train({**RUN, "logging": {"tensorboard": False, "samples": "none"}}, output=tmp_path / "run")
+    assert not (tmp_path / "run" / "images").exists()
 
 
 def test_the_digest_covers_the_pictures(tmp_path):

@@ -36,7 +36,7 @@ class ImageText(PromptInputs, CausalLM):
         SIZES: Column(per="prompt", dtype="int64", model_input=True),
         COUNT: Column(per="prompt", dtype="int64", model_input=True),
     }
-    """Rows of pixels, [rows, ...], before normalization. Sizes of the images, [images, k]. Number of image tokens, []."""
+    """Pixels before normalization, [rows, ...]. Sizes of the images, [images, k]. Number of image tokens, []."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the family, which belongs to the process."""

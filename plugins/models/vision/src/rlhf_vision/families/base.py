@@ -109,7 +109,7 @@ class Family(ABC):
         values = pixels.to(torch.uint8)
         if values.dtype != pixels.dtype and not torch.equal(values.to(pixels.dtype), pixels):
             raise UserInputError(
-                f"the image processor {type(self.processor).__name__} makes values that are not whole numbers up to 255",
+                f"the image processor {type(self.processor).__name__} makes values other than 0 to 255",
                 where="model.path",
                 hint="use the preprocessor_config.json that the model was published with",
             )
