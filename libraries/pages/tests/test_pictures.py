@@ -22,7 +22,10 @@ class Box {
   set textContent(text) { this.children = [String(text)]; }
 }
 globalThis.document = { createElement: (tag) => new Box(tag) };
-const shown = (node) => (node.tag === "img" ? { img: node.src } : node.children === undefined ? node : node.children.map(shown));
+const shown = (node) => {
+  if (node.tag === "img") return { img: node.src };
+  return node.children === undefined ? node : node.children.map(shown);
+};
 SampleCard.showPictures(async (name) => (name === "00112233445566aa" ? "data:one" : null));
 const card = SampleCard.make({ prompt: PROMPT, completion: "7" });
 setImmediate(() => console.log(JSON.stringify(shown(card.children[0].children[0]))));

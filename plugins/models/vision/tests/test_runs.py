@@ -10,6 +10,9 @@ from PIL import Image
 
 from rlhf_cli.main import run
 from rlhf_core import train
+from rlhf_core.components import TaskContext
+from rlhf_core.errors import DataError
+from rlhf_core.plugins import load
 from rlhf_images import find_markers
 from rlhf_pages import picture_names
 
@@ -165,6 +168,27 @@ def test_pictures_of_a_dataset_have_the_same_bounds(tmp_path, capsys):
     error = " ".join(capsys.readouterr().err.split())
     assert "3 of 4 records are wrong" in error and "row 2: the image has 5000 x 5000 pixels" in error
     assert "row 3: the image" in error and "is outside of" in error and "row 4: the image is an address" in error
+
+
+@pytest.mark.parametrize("launch", [{"RANK": "1", "WORLD_SIZE": "2"}, {}], ids=["launched", "ray"])
+def test_mixed_data_are_refused_before_a_run_of_several_processes(tmp_path, capsys, monkeypatch, launch):
+    prompts = write_records(tmp_path)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "Which?", "answer": "1"}) + "\n")
+    if launch:
+        for name, value in {**launch, "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+        reader = load("prompts", "images")
+        config = reader.component.config.model_validate({"of": prompts["of"]})
+        source = reader.build(config, TaskContext(seed=0, base_folder=tmp_path))
+        assert [isinstance(record, DataError) for record in source.scan()] == [False] * 8 + [True]
+        return
+    file = tmp_path / "run.yaml"
+    transport = {"name": "ray", "num_trainers": 2}
+    file.write_text(yaml.safe_dump({**RUN, "prompts": prompts, "transport": transport}))
+    assert run(["train", str(file), "--output", str(tmp_path / "run"), "--dry-run"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "train.jsonl:9: its prompt has no image, but this run requires one" in error
 
 
 def test_a_broken_picture_is_an_error_of_its_line(tmp_path, capsys):

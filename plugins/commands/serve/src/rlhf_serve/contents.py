@@ -46,7 +46,9 @@ def read_content(
         elif kind == image_type:
             address = address_of(part)
             if not isinstance(address, str) or not address.startswith(_DATA):
-                raise ValueError("an image must be in the request, as data:image/png;base64,…. Addresses are not read")
+                raise ValueError(
+                    "an image must be in the request, as an address data:image/png;base64,…, not of a file or site"
+                )
             images.append((len(text), address))
         else:
             raise ValueError(f"must be a text, or a list of parts of the types {', '.join((*text_types, image_type))}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -44,6 +44,15 @@ class ImagesConfig(SeenPrompts):
     of: dict[str, Any] = Field(
         description="The source to read: its name and options, such as {name: jsonl, path: train.jsonl}."
     )
+    adapt_reasons: ClassVar[Mapping[str, str]] = {
+        "require_images": "with several trainers, each needs an image in every batch"
+    }
+
+    require_images: bool = Field(
+        False,
+        description="Refuse prompts without an image. Always on if several processes train together, since each needs "
+        "an image in every batch.",
+    )
     folder: str | None = Field(
         None,
         min_length=1,
@@ -54,6 +63,14 @@ class ImagesConfig(SeenPrompts):
 
     def selections(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "prompts", "of", dict(self.of)
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Require images in runs with several trainers."""
+        adapted = super().adapt(run)
+        processes = run.own_processes
+        if processes is None or processes.trainers < 2:
+            return adapted
+        return adapted.model_copy(update={"require_images": True})
 
     def with_selections(self, selected: Sequence[Mapping[str, Any]]) -> ImagesConfig:
         chosen = {key: value for key, value in selected[0].items() if key in {"name", *self.of}}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlhf_core import Column
 from rlhf_core.errors import DataError, UserInputError, first_line
 from rlhf_images import ImageReference, accept_text_messages, render_prompt
-from rlhf_models import CausalLM, PromptInputs, from_files
+from rlhf_models import CausalLM, PromptInputs
 
 from .config import FAMILIES, TINY
 from .families.base import Family, PixelBatch
@@ -31,6 +31,7 @@ _LANGUAGE = frozenset({"language_model", "text_model"})
 class ImageText(PromptInputs, CausalLM):
     """Encodes images in prompts, and feeds them to the model in every forward pass."""
 
+    auto_class = "AutoModelForImageTextToText"
     columns: Mapping[str, Column] = {
         PIXELS: Column(per="prompt", dtype="uint8", model_input=True),
         SIZES: Column(per="prompt", dtype="int64", model_input=True),
@@ -104,7 +105,7 @@ class ImageText(PromptInputs, CausalLM):
         if self.is_tiny:
             model = tiny_model(seed).to(dtype)
         else:
-            model = from_files(self.model, dtype, "AutoModelForImageTextToText")
+            model = super().load(dtype=dtype, seed=seed, tokenizer=tokenizer)
         self._freeze_unused(model)
         return model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 from rlhf_core.components import HookContext
@@ -13,7 +12,7 @@ from rlhf_core.config import Section
 from rlhf_core.errors import first_line
 from rlhf_core.hookspecs import hookimpl
 from rlhf_core.types import RolloutGroup
-from rlhf_images import KEY, ImageError, ImageReference
+from rlhf_images import KEY, ImageError, ImageReference, png_bytes
 from rlhf_pages import MAX_PICTURE_BYTES, picture_path
 
 logger = logging.getLogger("rlhf.vision")
@@ -52,7 +51,7 @@ class SampleImages:
             return False
         self._written.add(name)
         try:
-            if not path.exists() and len(data := _reduced(reference)) <= MAX_PICTURE_BYTES:
+            if not path.exists() and len(data := png_bytes(reference.open(), max_edge=_MAX_EDGE)) <= MAX_PICTURE_BYTES:
                 path.parent.mkdir(exist_ok=True)
                 part = path.with_suffix(f".{os.getpid()}.part")
                 part.write_bytes(data)
@@ -63,12 +62,3 @@ class SampleImages:
             logger.warning("pictures of samples are not kept: %s", first_line(error))
             return False
         return True
-
-
-def _reduced(reference: ImageReference) -> bytes:
-    """Return the image as PNG, without metadata."""
-    image, file = reference.open(), BytesIO()
-    image.thumbnail((_MAX_EDGE, _MAX_EDGE))
-    image.info.clear()
-    image.save(file, "PNG")
-    return file.getvalue()
