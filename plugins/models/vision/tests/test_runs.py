@@ -11,7 +11,7 @@ from PIL import Image
 from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.components import TaskContext
-from rlhf_core.errors import DataError
+from rlhf_core.errors import DataError, RlhfError
 from rlhf_core.plugins import load
 from rlhf_images import find_markers
 from rlhf_pages import picture_names
@@ -27,6 +27,14 @@ RUN = {
     "train": TRAIN,
     "logging": {"tensorboard": False},
 }
+GAME = """
+class Game:
+    def reset(self, task):
+        return None
+
+    def step(self, reply):
+        return "Sure?", float(reply.turn), reply.turn == 1
+"""
 REWARD = """
 from rlhf_images import open_images
 
@@ -168,6 +176,26 @@ def test_pictures_of_a_dataset_have_the_same_bounds(tmp_path, capsys):
     error = " ".join(capsys.readouterr().err.split())
     assert "3 of 4 records are wrong" in error and "row 2: the image has 5000 x 5000 pixels" in error
     assert "row 3: the image" in error and "is outside of" in error and "row 4: the image is an address" in error
+
+
+def test_an_environment_continues_a_prompt_with_an_image(tmp_path):
+    (tmp_path / "game.py").write_text(GAME)
+    environment = {"name": f"{tmp_path}/game.py:Game", "max_turns": 2}
+    result = train({**RUN, "environment": environment, "rewards": []}, output=tmp_path / "run", trust=True)
+    assert result.summary["status"] == "done"
+    assert all(line["rollout/logprob_gap_max"] < 1e-4 for line in metrics_of(tmp_path / "run"))
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert {tuple(turn["role"] for turn in sample["turns"]) for sample in samples} == {
+        ("policy", "environment", "policy")
+    }
+    assert all(len(find_markers(sample["prompt"])) == 1 for sample in samples)
+
+
+def test_an_environment_cannot_add_to_a_prompt_with_an_image(tmp_path):
+    (tmp_path / "game.py").write_text(GAME.replace("return None", 'return "Look:"'))
+    environment = {"name": f"{tmp_path}/game.py:Game", "max_turns": 2}
+    with pytest.raises(RlhfError, match="lacks image tokens"):
+        train({**RUN, "environment": environment, "rewards": []}, output=tmp_path / "run", trust=True)
 
 
 @pytest.mark.parametrize("launch", [{"RANK": "1", "WORLD_SIZE": "2"}, {}], ids=["launched", "ray"])

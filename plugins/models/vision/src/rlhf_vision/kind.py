@@ -181,7 +181,7 @@ class ImageText(PromptInputs, CausalLM):
             raise DataError(
                 "a sequence lacks image tokens of its prompt",
                 where="images",
-                hint="environments, and anything else that tokenizes prompts itself, cannot be used with images",
+                hint="with images, an environment cannot add tools or messages to the prompt. history must be append",
             )
         if bool((is_token & ~is_image).any()):
             arguments["input_ids"] = input_ids.masked_fill(is_token & ~is_image, self._unread_id)
