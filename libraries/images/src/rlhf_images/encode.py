@@ -33,7 +33,7 @@ def image_address(image: Image, *, max_edge: int) -> str:
 
     Example:
         >>> from PIL import Image
-        >>> image_address(Image.new("L", (4, 2)), max_edge=64)[:22]
-        'data:image/png;base64,'
+        >>> image_address(Image.new("L", (4, 2)), max_edge=64).startswith("data:image/png")
+        True
     """
     return f"data:image/png;base64,{base64.b64encode(png_bytes(image, max_edge=max_edge)).decode()}"

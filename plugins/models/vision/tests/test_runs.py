@@ -216,7 +216,7 @@ def test_mixed_data_are_refused_before_a_run_of_several_processes(tmp_path, caps
     file.write_text(yaml.safe_dump({**RUN, "prompts": prompts, "transport": transport}))
     assert run(["train", str(file), "--output", str(tmp_path / "run"), "--dry-run"]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "train.jsonl:9: its prompt has no image, but this run requires one" in error
+    assert "train.jsonl:9: its prompt lacks an image, which this run requires" in error
 
 
 def test_a_broken_picture_is_an_error_of_its_line(tmp_path, capsys):

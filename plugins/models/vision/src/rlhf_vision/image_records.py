@@ -51,7 +51,7 @@ class ImageRecords:
         read = read_images(record, self._reader)
         if self._require_images and not read[KEY]:
             raise DataError(
-                "its prompt has no image, but this run requires one in each (several processes train, or "
+                "its prompt lacks an image, which this run requires in each (several processes train, or "
                 "prompts.require_images is set)",
                 hint="remove the prompts without an image, or train in one process",
             )
