@@ -79,6 +79,24 @@ def test_the_answer_to_an_image_is_that_of_the_engine():
     assert asyncio.run(ask()) == expected_text(address())
 
 
+def test_a_block_of_anthropic_is_the_same_question():
+    data = address().partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "text", "text": "Which "}, {"type": "image", "source": source}]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": "digit?"}]}]
+
+    async def ask():
+        async with client_of(VISION) as client:
+            body = {"model": "mine", "max_tokens": 4, "temperature": 0, "messages": messages}
+            reply = await client.post("/messages", body=body, cast_to=dict)
+            count = await client.post(
+                "/messages/count_tokens", body={"model": "mine", "messages": messages}, cast_to=dict
+            )
+            return "".join(block["text"] for block in reply["content"]), count["input_tokens"]
+
+    assert asyncio.run(ask()) == expected_text(address())
+
+
 def test_what_is_refused():
     async def ask():
         async with client_of(VISION) as client:

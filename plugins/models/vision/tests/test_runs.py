@@ -140,6 +140,8 @@ def test_the_warm_start_and_then_grpo_from_its_folder(tmp_path):
         ({"prompts": {"name": "images"}}, "of"),
         ({"engine": {"name": "http", "url": "http://127.0.0.1:1"}}, "does not pass images_pixels"),
         ({"model": {"path": "builtin:tiny-digits"}}, "is not known as a model that sees"),
+        ({"model": {"path": "of/hub"}}, "is not known as a model that sees"),
+        ({"model": {"path": "runs/of/another/model"}}, "runs/of/another/model"),
     ],
 )
 def test_what_is_refused(tmp_path, capsys, changes, problem):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field
@@ -24,13 +25,18 @@ FAMILIES: Mapping[str, str] = {
 """`model_type` of a `config.json` -> module and class of its family."""
 
 
+def _is_missing_folder(path: str) -> bool:
+    """Return whether a path is that of a folder which another run may write. Names of the hub have one slash."""
+    return (path.count("/") > 1 or path.startswith((".", "~"))) and not Path(path).exists()
+
+
 class SeenPrompts(PromptsConfig):
     """Base of sources whose prompts have images."""
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         """Report a model that would read the markers of images as text."""
         path = run.run.model.path
-        if not is_known_kind(path):
+        if not is_known_kind(path) and not _is_missing_folder(path):
             yield Problem(
                 "name",
                 f"gives prompts with images, but {path!r} is not known as a model that sees",
