@@ -101,7 +101,7 @@ def test_what_is_refused():
     async def ask():
         async with client_of(VISION) as client:
             for sent in ("https://example.org/x.png", "digits/0.png", "file:///etc/passwd"):
-                assert "an image must be in the request" in await refusal_of(client, question(sent))
+                assert "images in the request itself" in await refusal_of(client, question(sent))
             assert "pixels" in await refusal_of(client, question(address((2049, MAX_PIXELS // 2048))))
             assert "is not base64" in await refusal_of(client, question("data:image/png;base64,!"))
             assert "cannot contain images" in await refusal_of(client, question(address(), role="system"))

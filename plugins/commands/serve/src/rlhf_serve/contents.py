@@ -46,7 +46,7 @@ def read_content(
         elif kind == image_type:
             address = address_of(part)
             if not isinstance(address, str) or not address.startswith(_DATA):
-                raise ValueError("an image must be in the request, as a data: address with base64")
+                raise ValueError("must be text, or images in the request itself, as data: addresses with base64")
             images.append((len(text), address))
         else:
             raise ValueError(f"must be a text, or a list of parts of the types {', '.join((*text_types, image_type))}")
