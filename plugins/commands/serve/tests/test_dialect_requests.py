@@ -85,7 +85,7 @@ def test_options_that_change_nothing_are_taken():
         (
             messages,
             {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
-            "messages.0.content.0: .*'document'",
+            "content.0: .*'document'",
         ),
         (messages, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source: "),
         (messages, {"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}, USER]}, "'thinking'"),
