@@ -1,11 +1,19 @@
 """Memory of runs with images, as `rlhf plan` estimates it."""
 
 import pytest
-from test_runs import RUN
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_plan import plan_run
+
+RUN = {
+    "model": {"path": "builtin:tiny-vision"},
+    "prompts": {"name": "drawn-digits", "size": 12},
+    "algorithm": {"name": "grpo", "kl_coef": 0.05},
+    "rewards": [{"name": "exact-match"}],
+    "engine": {"name": "hf", "max_new_tokens": 3},
+    "train": {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4},
+}
 
 
 def parts_of(**changes):
