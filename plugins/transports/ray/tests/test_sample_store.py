@@ -236,7 +236,7 @@ def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
 def test_a_row_brings_no_neighbour_into_the_ranks_memory() -> None:
     """Three rows of a group lie in one object; a rank that wants one of them holds that one."""
     (stored,) = store_groups(groups()[3:], "m", texts=False)
-    assert len({ref for ref, _ in stored.items}) == 1
+    assert len({ref for ref, _, _ in stored.items}) == 1
     (item,) = fetch(stored.items[:1], timeout_seconds=WAIT).values()
     tensors = [value for value in vars_of(item).values() if isinstance(value, torch.Tensor)]
     assert len(tensors) >= 5
