@@ -37,7 +37,8 @@ def test_the_vision_tower_is_a_part_of_the_activations():
     from rlhf_core.columns import Column, Columns
     from rlhf_plan.inputs import InputCost
 
-    tower = CLIPVisionConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, patch_size=8, image_size=32)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tower = CLIPVisionConfig(**sizes, patch_size=8, image_size=32)
     model = torch.nn.Module()
     model.config = type("Config", (), {"vision_config": tower})()
     kinds = {"pixels": Column(per="prompt", dtype="uint8", model_input=True)}

@@ -62,10 +62,12 @@ def metrics_of(folder):
     return [{key: value for key, value in line.items() if not key.startswith(skipped)} for line in lines]
 
 
-def test_a_run_on_a_file_with_pictures(tmp_path):
+def test_a_run_on_a_file_with_pictures(tmp_path, with_plots):
     (tmp_path / "reward.py").write_text(REWARD)
     rewards = [*RUN["rewards"], {"name": f"{tmp_path}/reward.py:brightness"}]
-    result = train({**RUN, "prompts": write_records(tmp_path), "rewards": rewards}, output=tmp_path / "run", trust=True)
+    options = {**RUN, "prompts": write_records(tmp_path), "rewards": rewards}
+    with with_plots():
+        result = train(options, output=tmp_path / "run", trust=True)
     assert result.summary["status"] == "done"
     for line in metrics_of(tmp_path / "run"):
         assert line["rollout/logprob_gap_max"] < 1e-4 and line["reward/brightness"] > 0
@@ -214,8 +216,8 @@ def test_mixed_data_are_refused_before_a_run_of_several_processes(tmp_path, caps
         assert [isinstance(record, DataError) for record in source.scan()] == [False] * 8 + [True]
         return
     file = tmp_path / "run.yaml"
-    transport = {"name": "ray", "num_trainers": 2}
-    file.write_text(yaml.safe_dump({**RUN, "prompts": prompts, "transport": transport}))
+    detached = {"strategy": {"name": "torch-ddp"}, "transport": {"name": "ray", "num_trainers": 2}}
+    file.write_text(yaml.safe_dump({**RUN, "prompts": prompts, **detached}))
     assert run(["train", str(file), "--output", str(tmp_path / "run"), "--dry-run"]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "train.jsonl:9: its prompt lacks an image, which this run requires" in error

@@ -7,10 +7,13 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from rlhf_core.components import RewardContext
+from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
+from rlhf_core.models import model_kind_for
 from rlhf_core.plugins import load
 from rlhf_images import ImageLimits, ImageReader, read_images
 from rlhf_reward_judge.images import MAX_EDGE
@@ -63,8 +66,13 @@ def test_without_the_option_the_judge_gets_text(server):
     assert isinstance(server.requests[0]["messages"][1]["content"], str)
 
 
-def test_a_local_judge_sees():
-    reward = judge(model_path="builtin:tiny-vision", max_reply_tokens=8, unreadable="lowest", asked_again=0)
+def test_a_local_judge_sees(tmp_path):
+    kind = model_kind_for(ModelConfig(path="builtin:tiny-vision"))
+    tokenizer = kind.load_tokenizer()
+    model = kind.load_policy(dtype=torch.float32, seed=0, tokenizer=tokenizer)
+    model.config.text_config.max_position_embeddings = 2048
+    kind.save_policy(model, model.state_dict(), tokenizer, tmp_path / "model", tmp_path / "adapter")
+    reward = judge(model_path=str(tmp_path / "model"), max_reply_tokens=8, unreadable="lowest", asked_again=0)
     assert scores(reward, rollouts_of("a")) == [0.0]
 
 

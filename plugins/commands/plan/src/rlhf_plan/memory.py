@@ -111,8 +111,8 @@ class MemoryEstimate:
 
         making: dict[str, int] = {}
         if self._inputs.stored_bytes:  # of an episode's prompts, and of the held-out ones for the whole run
-            train, num_held_out = resolved.run.train, resolved.run.eval.num_prompts or 0
-            num_prompts = math.ceil(train.prompts_per_episode / (makers or ranks)) + num_held_out
+            num_prompts = math.ceil(resolved.run.train.prompts_per_episode / (makers or ranks))
+            num_prompts += sum(options.num_prompts for _, options in resolved.evaluation_sets)
             making["images of prompts"] = math.ceil(self._inputs.stored_bytes * num_prompts)
         untrained_bytes = dtype.itemsize if makers else state.reference
         if "reference" in algorithm.roles and resolved.run.model.lora is None:
