@@ -32,6 +32,9 @@ class ChatMessage:
 
     role: str
     content: str = ""
+    images: tuple[tuple[int, str], ...] = ()
+    """Images in `content`: the number of characters before each, and its `data:` address. Only a `BatchKeyOwner`
+    receives messages with images."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls made by the assistant."""
     tool_call_id: str | None = None

@@ -198,6 +198,9 @@ class Episode:
     def open_chat(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> EpisodeRow:
         """Add and return a row that starts with a whole conversation."""
         text, ids = self.chat.open(messages, tools)
+        prompt = self.task.prompt
+        if prompt.columns.model_inputs and messages == prompt.messages and not tools:
+            ids = prompt.prompt_ids  # which may have tokens for these inputs, such as those of images
         return self.add(
             EpisodeRow(
                 branch=len(self.rows),

@@ -3,9 +3,12 @@ from .chat import render_prompt as render_prompt
 from .decode import DecompressionBomb as DecompressionBomb
 from .decode import ImageError as ImageError
 from .decode import decode_image as decode_image
+from .encode import image_address as image_address
+from .encode import png_bytes as png_bytes
 from .limits import ImageLimits as ImageLimits
 from .reading import ImageReader as ImageReader
 from .records import read_images as read_images
+from .references import KEY as KEY
 from .references import ImageReference as ImageReference
 from .references import find_markers as find_markers
 from .references import open_images as open_images

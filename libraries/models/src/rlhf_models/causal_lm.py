@@ -91,6 +91,9 @@ class CausalLM(ModelKind):
     """
 
     peft_task: ClassVar[str] = "CAUSAL_LM"
+    auto_class: ClassVar[str] = _CAUSAL
+    """Name of the transformers auto class that loads the model. `rlhf plan` builds models of classes that set it
+    themselves from their config, and loads those of other subclasses."""
 
     def check(self) -> None:
         """Check the path as far as possible without loading weights.
@@ -208,7 +211,7 @@ class CausalLM(ModelKind):
             UserInputError: the model cannot be loaded.
         """
         if not self.model.path.startswith(PREFIX):
-            return from_files(self.model, dtype)
+            return from_files(self.model, dtype, self.auto_class)
         model = _build_builtin(self.model.path, seed)
         model.to(dtype)  # type: ignore[arg-type]
         return model

@@ -3,6 +3,10 @@ from .known import known_sample as known_sample
 from .known import known_values as known_values
 from .new_lines import NewLines as NewLines
 from .new_lines import read_new_lines as read_new_lines
+from .pictures import MAX_PICTURE_BYTES as MAX_PICTURE_BYTES
+from .pictures import picture_names as picture_names
+from .pictures import picture_path as picture_path
+from .pictures import read_picture as read_picture
 from .run_facts import RunFacts as RunFacts
 from .run_facts import find_runs as find_runs
 from .run_facts import read_run_config as read_run_config

@@ -47,13 +47,42 @@ const SampleCard = (() => {
     if (rest.trim()) pieces.push({ role, text: rest.replace(CLOSING, "") });
     return pieces;
   };
+  // A page with pictures of its runs sets `pictureOf`: name -> promise of an address, or of null if it is missing.
+  let pictureOf = null;
+  const showPictures = (source) => { pictureOf = source; };
+  const MARKER = /<image:([0-9a-f]{16})>/g;
+  const MAX_PICTURES = 16;
+  const picture = (name, marker) => {
+    const box = element("span", "picture", marker);
+    pictureOf(name).then((address) => {
+      if (!address) return;
+      const image = element("img");
+      image.alt = marker;
+      image.title = marker;
+      image.src = address;
+      box.replaceChildren(image);
+    }, () => {});
+    return box;
+  };
+  const textBox = (className, text) => {
+    const markers = pictureOf === null ? [] : [...text.matchAll(MARKER)].slice(0, MAX_PICTURES);
+    if (!markers.length) return element("div", className, text);
+    const box = element("div", className);
+    let start = 0;
+    for (const marker of markers) {
+      box.append(text.slice(start, marker.index), picture(marker[1], marker[0]));
+      start = marker.index + marker[0].length;
+    }
+    box.append(text.slice(start));
+    return box;
+  };
   const rendered = (className, text) => {
     const pieces = parts(text);
-    if (pieces.length === 1 && pieces[0].role === null) return [element("div", "text " + className, pieces[0].text)];
+    if (pieces.length === 1 && pieces[0].role === null) return [textBox("text " + className, pieces[0].text)];
     return pieces.map((part) => {
       const box = element("div", "turn");
       box.append(element("div", "who", part.role === null ? "text" : part.role));
-      box.append(element("div", "text " + className, part.text));
+      box.append(textBox("text " + className, part.text));
       return box;
     });
   };
@@ -106,5 +135,5 @@ const SampleCard = (() => {
     box.append(body, foot);
     return box;
   };
-  return { make, element, short, isNothing };
+  return { make, element, short, isNothing, showPictures };
 })();

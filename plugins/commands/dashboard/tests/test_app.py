@@ -7,6 +7,9 @@ import os
 import pytest
 from dashboard_runs import KEY, add_episode, make_run
 
+from rlhf_pages import picture_path
+
+PNG = b"\x89PNG\r\n\x1a\nrest"
 PAGES = ["/", "/static/style.css", "/static/charts.js", "/static/panels.js", "/static/dashboard.js"]
 
 
@@ -43,6 +46,18 @@ def test_curves_and_samples_grow(client, runs, first):
     nothing = client.get(f"/api/runs/{first}/metrics", params={"mark": gained["mark"]}).json()
     assert nothing["lines"] == [] and nothing["mark"] == gained["mark"]
     assert client.get(f"/api/runs/{first}/samples").json()["lines"][-1]["completion"] == "later"
+
+
+def test_pictures_need_the_key_and_a_name(client, runs, first):
+    path = picture_path(runs / "first", "00112233445566aa")
+    path.parent.mkdir()
+    path.write_bytes(PNG)
+    answer = client.get(f"/api/runs/{first}/images/{path.stem}")
+    assert (answer.content, answer.headers["content-type"]) == (PNG, "image/png")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert client.get(f"/api/runs/{first}/images/ffffffffffffffff").status_code == 404
+    assert client.get(f"/api/runs/{first}/images/..%2f..%2fconfig").status_code == 404
+    assert client.get(f"/api/runs/{first}/images/{path.stem}", headers={"authorization": ""}).status_code == 401
 
 
 def test_a_run_that_was_cut_by_a_resume_is_read_anew(client, runs, first):

@@ -80,7 +80,12 @@ def test_options_that_change_nothing_are_taken():
         (messages, {"messages": []}, "messages: .* at least 1"),
         (messages, {"messages": [USER, {"role": "assistant", "content": "a"}]}, "a reply cannot be prefilled"),
         (messages, {"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate"),
-        (messages, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0: .*'image'"),
+        (
+            messages,
+            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+            "content.0: .*'document'",
+        ),
+        (messages, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source: "),
         (messages, {"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}, USER]}, "'thinking'"),
         (
             messages,

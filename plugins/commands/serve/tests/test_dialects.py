@@ -72,7 +72,7 @@ async def refused(client):
         with pytest.raises(client.statuses["bad"], match=next(iter(change))) as caught:
             await client.ask(client.user("hello"), **option)
         assert client.code(caught.value) in ("invalid_request", "unsupported_parameter")
-    with pytest.raises(client.statuses["bad"], match="image"):
+    with pytest.raises(client.statuses["bad"], match="image|source"):
         await client.ask([{"role": "user", "content": [{"type": "image", "source": {}}]}])
     found = await client.ask(client.user("hello"))
     assert found.turn == 0, "a refused call costs no turn"

@@ -42,12 +42,6 @@ def items_of(prompts, answers, samples=2):
     ]
 
 
-def plain_inputs(prompt):
-    """Arguments of a plain transformers forward of one prompt, from its columns."""
-    pixels, sizes = prompt.columns["images_pixels"], prompt.columns["images_sizes"]
-    return pixels, sizes
-
-
 def test_engine_and_trainer_have_the_same_log_probs(seeing):
     prompts = [seeing.prompt(*content, position=place) for place, content in enumerate(PROMPTS)]
     answers, engine = completions(seeing, prompts)
@@ -96,7 +90,7 @@ def test_gradients_equal_plain_transformers(seeing, folders):
 
 def plain_arguments(seeing, prompt, ids):
     """Write down what the family's own processor gives to a forward of one row."""
-    pixels, sizes = prompt.columns["images_pixels"], prompt.columns["images_sizes"]
+    pixels, sizes = processed_pixels(seeing, prompt), prompt.columns["images_sizes"]
     model_type, is_image = seeing.model.config.model_type, ids == seeing.kind.family.image_token_id
     assert not is_image[0, len(prompt.prompt_ids) :].any()
     if model_type in ("idefics3", "smolvlm"):
@@ -106,6 +100,22 @@ def plain_arguments(seeing, prompt, ids):
     if model_type.startswith("qwen"):
         return {"pixel_values": pixels, "image_grid_thw": sizes[:, 1:], "mm_token_type_ids": is_image.int()}
     return {"pixel_values": pixels}
+
+
+def processed_pixels(seeing, prompt):
+    """Return the pixels of a prompt from the processor of its folder, one image at a time."""
+    processor = seeing.kind.family.processor
+    options = {"do_pan_and_scan": False} if seeing.model.config.model_type == "gemma3" else {}
+    images = [reference.open() for reference in prompt.metadata["images"]]
+    each = [processor([image], return_tensors="pt", **options)["pixel_values"] for image in images]
+    return torch.cat([pixels[0] if pixels.dim() == 5 else pixels for pixels in each])
+
+
+def test_pixels_are_stored_in_uint8_and_normalized_as_by_the_processor(seeing):
+    prompt = seeing.prompt("Two: ", (16, 24), (50, 20), "?")
+    stored, expected = prompt.columns["images_pixels"], processed_pixels(seeing, prompt)
+    assert stored.dtype == torch.uint8 and stored.shape == expected.shape
+    assert torch.allclose(seeing.kind.family.normalized(stored), expected, atol=2e-6)
 
 
 def test_a_prompt_has_the_tokens_of_its_images(seeing):

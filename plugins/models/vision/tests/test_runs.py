@@ -10,7 +10,11 @@ from PIL import Image
 
 from rlhf_cli.main import run
 from rlhf_core import train
+from rlhf_core.components import TaskContext
+from rlhf_core.errors import DataError, RlhfError
+from rlhf_core.plugins import load
 from rlhf_images import find_markers
+from rlhf_pages import picture_names
 
 TRAIN = {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4, "seed": 3}
 RUN = {
@@ -23,6 +27,14 @@ RUN = {
     "train": TRAIN,
     "logging": {"tensorboard": False},
 }
+GAME = """
+class Game:
+    def reset(self, task):
+        return None
+
+    def step(self, reply):
+        return "Sure?", float(reply.turn), reply.turn == 1
+"""
 REWARD = """
 from rlhf_images import open_images
 
@@ -50,16 +62,27 @@ def metrics_of(folder):
     return [{key: value for key, value in line.items() if not key.startswith(skipped)} for line in lines]
 
 
-def test_a_run_on_a_file_with_pictures(tmp_path):
+def test_a_run_on_a_file_with_pictures(tmp_path, with_plots):
     (tmp_path / "reward.py").write_text(REWARD)
     rewards = [*RUN["rewards"], {"name": f"{tmp_path}/reward.py:brightness"}]
-    result = train({**RUN, "prompts": write_records(tmp_path), "rewards": rewards}, output=tmp_path / "run", trust=True)
+    options = {**RUN, "prompts": write_records(tmp_path), "rewards": rewards}
+    with with_plots():
+        result = train(options, output=tmp_path / "run", trust=True)
     assert result.summary["status"] == "done"
     for line in metrics_of(tmp_path / "run"):
         assert line["rollout/logprob_gap_max"] < 1e-4 and line["reward/brightness"] > 0
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert all(len(find_markers(sample["prompt"])) == 1 for sample in samples)
     assert len({sample["prompt"] for sample in samples}) == 8
+    names = picture_names(samples)
+    assert {path.stem for path in (tmp_path / "run" / "images").iterdir()} == set(names) and len(names) == 8
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(f'"{name}": "iVBOR' in page for name in names)  # base64 of PNG
+
+
+def test_no_pictures_are_kept_without_samples(tmp_path):
+    train({**RUN, "logging": {"tensorboard": False, "samples": "none"}}, output=tmp_path / "run")
+    assert not (tmp_path / "run" / "images").exists()
 
 
 def test_the_digest_covers_the_pictures(tmp_path):
@@ -119,6 +142,8 @@ def test_the_warm_start_and_then_grpo_from_its_folder(tmp_path):
         ({"prompts": {"name": "images"}}, "of"),
         ({"engine": {"name": "http", "url": "http://127.0.0.1:1"}}, "does not pass images_pixels"),
         ({"model": {"path": "builtin:tiny-digits"}}, "is not known as a model that sees"),
+        ({"model": {"path": "of/hub"}}, "is not known as a model that sees"),
+        ({"model": {"path": "runs/of/another/model"}}, "runs/of/another/model"),
     ],
 )
 def test_what_is_refused(tmp_path, capsys, changes, problem):
@@ -155,6 +180,47 @@ def test_pictures_of_a_dataset_have_the_same_bounds(tmp_path, capsys):
     error = " ".join(capsys.readouterr().err.split())
     assert "3 of 4 records are wrong" in error and "row 2: the image has 5000 x 5000 pixels" in error
     assert "row 3: the image" in error and "is outside of" in error and "row 4: the image is an address" in error
+
+
+def test_an_environment_continues_a_prompt_with_an_image(tmp_path):
+    (tmp_path / "game.py").write_text(GAME)
+    environment = {"name": f"{tmp_path}/game.py:Game", "max_turns": 2}
+    result = train({**RUN, "environment": environment, "rewards": []}, output=tmp_path / "run", trust=True)
+    assert result.summary["status"] == "done"
+    assert all(line["rollout/logprob_gap_max"] < 1e-4 for line in metrics_of(tmp_path / "run"))
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert {tuple(turn["role"] for turn in sample["turns"]) for sample in samples} == {
+        ("policy", "environment", "policy")
+    }
+    assert all(len(find_markers(sample["prompt"])) == 1 for sample in samples)
+
+
+def test_an_environment_cannot_add_to_a_prompt_with_an_image(tmp_path):
+    (tmp_path / "game.py").write_text(GAME.replace("return None", 'return "Look:"'))
+    environment = {"name": f"{tmp_path}/game.py:Game", "max_turns": 2}
+    with pytest.raises(RlhfError, match="lacks image tokens"):
+        train({**RUN, "environment": environment, "rewards": []}, output=tmp_path / "run", trust=True)
+
+
+@pytest.mark.parametrize("launch", [{"RANK": "1", "WORLD_SIZE": "2"}, {}], ids=["launched", "ray"])
+def test_mixed_data_are_refused_before_a_run_of_several_processes(tmp_path, capsys, monkeypatch, launch):
+    prompts = write_records(tmp_path)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "Which?", "answer": "1"}) + "\n")
+    if launch:
+        for name, value in {**launch, "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+        reader = load("prompts", "images")
+        config = reader.component.config.model_validate({"of": prompts["of"]})
+        source = reader.build(config, TaskContext(seed=0, base_folder=tmp_path))
+        assert [isinstance(record, DataError) for record in source.scan()] == [False] * 8 + [True]
+        return
+    file = tmp_path / "run.yaml"
+    detached = {"strategy": {"name": "torch-ddp"}, "transport": {"name": "ray", "num_trainers": 2}}
+    file.write_text(yaml.safe_dump({**RUN, "prompts": prompts, **detached}))
+    assert run(["train", str(file), "--output", str(tmp_path / "run"), "--dry-run"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "train.jsonl:9: its prompt lacks an image, which this run requires" in error
 
 
 def test_a_broken_picture_is_an_error_of_its_line(tmp_path, capsys):

@@ -149,6 +149,27 @@ def test_columns_are_the_same_from_the_object_store(items: list[BufferItem], obj
     assert_same_columns(items[3], fetch([place], timeout_seconds=WAIT)[place])
 
 
+def test_inputs_of_a_prompt_are_packed_once_for_its_group() -> None:
+    kinds = {"pixels": Column(per="prompt", dtype="uint8", model_input=True)}
+    sent = []
+    for made in groups():
+        pixels = torch.full((50_000,), made.position, dtype=torch.uint8)
+        columns = Columns({"pixels": pixels}, kinds)
+        items = tuple(replace(item, columns=item.columns | columns) for item in made.items)
+        sent.append(replace(made, items=items))
+    stored = store_groups(sent, "maker-0", texts=False)
+    assert [50_000 < each.token_bytes < 60_000 for each in stored] == [True, False, True, True]
+    arrived, lost = fetch_groups(stored, timeout_seconds=WAIT)
+    assert not lost
+    for one, other in zip(arrived, sent, strict=True):
+        assert len({item.columns["pixels"].data_ptr() for item in one.items}) == min(1, len(one.items))
+        for ours, theirs in zip(one.items, other.items, strict=True):
+            assert_same(vars_of(replace(ours, columns=Columns())), vars_of(replace(theirs, columns=Columns())))
+            assert torch.equal(ours.columns["pixels"], theirs.columns["pixels"])
+    place = stored[3].items[2]
+    assert fetch([place], timeout_seconds=WAIT)[place].sample_id == sent[3].items[2].sample_id
+
+
 def vars_of(item: BufferItem) -> dict[str, Any]:
     return {name: getattr(item, name) for name in BufferItem.__slots__}
 
@@ -215,7 +236,7 @@ def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
 def test_a_row_brings_no_neighbour_into_the_ranks_memory() -> None:
     """Three rows of a group lie in one object; a rank that wants one of them holds that one."""
     (stored,) = store_groups(groups()[3:], "m", texts=False)
-    assert len({ref for ref, _ in stored.items}) == 1
+    assert len({ref for ref, _, _ in stored.items}) == 1
     (item,) = fetch(stored.items[:1], timeout_seconds=WAIT).values()
     tensors = [value for value in vars_of(item).values() if isinstance(value, torch.Tensor)]
     assert len(tensors) >= 5

@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rlhf_core.runfolder import RunFolder
-from rlhf_pages import known_line, known_sample, read_new_lines, sample_card_script
+from rlhf_pages import known_line, known_sample, read_new_lines, read_picture, sample_card_script
 from rlhf_web import Guard, Refused
 
 from .runs import Runs
@@ -28,7 +28,7 @@ _NEWEST_SAMPLES = 60
 _SAMPLE_BYTES = 512 * 2**10
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -69,6 +69,12 @@ def make_app(runs: Runs, *, key: str, host: str) -> Guard:
         new = read_new_lines(folder.samples, mark, known_sample, newest_bytes=_SAMPLE_BYTES)
         return _Json({**asdict(new), "lines": new.lines[-_NEWEST_SAMPLES:]})
 
+    def picture(request: Request) -> Response:
+        data = read_picture(_folder(runs, request).path, request.path_params["name"])
+        if data is None:
+            raise Refused(404, "not_found", "this picture does not exist")
+        return Response(data, media_type="image/png")
+
     page = (files(__package__) / "static" / "index.html").read_text(encoding="utf-8")
     routes = [
         Route("/", _text(page, "text/html")),
@@ -78,6 +84,7 @@ def make_app(runs: Runs, *, key: str, host: str) -> Guard:
         Route("/api/runs/{run}", details),
         Route("/api/runs/{run}/metrics", metrics),
         Route("/api/runs/{run}/samples", samples),
+        Route("/api/runs/{run}/images/{name}", picture),
     ]
     return Guard(
         routes,

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
+from rlhf_core.columns import Columns
 from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun, StrategyConfig
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes
 from rlhf_core.wiring import RunInputs, build_strategy, model_dtype
 from rlhf_passes import MAX_SHARED_TOKENS, default_pass_tokens
 
+from .inputs import InputCost
 from .meta import meta_model
 from .shape import model_shape
 
@@ -60,7 +62,10 @@ class MemoryEstimate:
         device, has_gpu = resolved.run.model.device, torch.cuda.is_available()
         self.device = torch.device(("cuda" if has_gpu else "cpu") if device == "auto" else device).type
         self._lacks_gpu = self.device == "cuda" and not has_gpu
-        self._prompt_tokens, self._answer_tokens = _lengths(resolved, self._algorithm, inputs.prompts, inputs.tokenizer)
+        self._prompt_tokens, self._answer_tokens, columns = _inspect(
+            resolved, self._algorithm, inputs.prompts, inputs.tokenizer
+        )
+        self._inputs = InputCost.of(columns, self._model)
         frozen = self._algorithm.frozen_models if isinstance(self._algorithm, RolloutAlgorithm) else {}
         self._frozen = {
             role: (model_shape(ModelConfig(path=each.path)).num_parameters, each) for role, each in frozen.items()
@@ -105,6 +110,10 @@ class MemoryEstimate:
         training["activations"] = self._activations(resolved, state, ranks, is_rounded, with_critic=bool(critic))
 
         making: dict[str, int] = {}
+        if self._inputs.stored_bytes:  # of an episode's prompts, and of the held-out ones for the whole run
+            num_prompts = math.ceil(resolved.run.train.prompts_per_episode / (makers or ranks))
+            num_prompts += sum(options.num_prompts for _, options in resolved.evaluation_sets)
+            making["images of prompts"] = math.ceil(self._inputs.stored_bytes * num_prompts)
         untrained_bytes = dtype.itemsize if makers else state.reference
         if "reference" in algorithm.roles and resolved.run.model.lora is None:
             making["reference weights"] = math.ceil(shape.num_parameters * untrained_bytes)
@@ -159,7 +168,9 @@ class MemoryEstimate:
         kept *= state.activations
         if self.device == "cuda":
             kept *= (1 + with_critic) * (_ROUNDED if is_rounded else 1.0)
-        return int(tokens * (kept + 3 * shape.vocabulary) * _FP32)
+        rows = max(1.0, tokens / length)
+        images = rows * (self._inputs.read_bytes + self._inputs.kept_bytes * state.activations)
+        return int(tokens * (kept + 3 * shape.vocabulary) * _FP32 + images)
 
 
 def _trained_model(role: str, parameters: int, trainable: int, state: StateBytes) -> dict[str, int]:
@@ -187,15 +198,18 @@ def _on_cpu(resolved: ResolvedRun) -> ResolvedRun:
     return replace(resolved, run=run, strategy=replace(resolved.strategy, config=config))
 
 
-def _lengths(
+def _inspect(
     resolved: ResolvedRun, algorithm: Algorithm[Any, Any], prompts: PromptStream, tokenizer: PreTrainedTokenizerBase
-) -> tuple[float, int]:
-    """Mean number of tokens of the first prompts (or records), and maximum number of tokens of an answer."""
+) -> tuple[float, int, list[Columns]]:
+    """Mean number of tokens of the first prompts (or records), maximum number of tokens of an answer, and columns."""
     positions = range(_NUM_INSPECTED_PROMPTS)
     if isinstance(algorithm, RolloutAlgorithm):
-        lengths = [len(prompts.prompt(position).prompt_ids) for position in positions]
-        return sum(lengths) / len(lengths), resolved.sampling.max_new_tokens
+        read = [prompts.prompt(position) for position in positions]
+        mean = sum(len(each.prompt_ids) for each in read) / len(read)
+        return mean, resolved.sampling.max_new_tokens, [each.columns for each in read]
     encode: Any = getattr(algorithm, "encode")  # noqa: B009  # a method of DatasetAlgorithm
-    items = [encode(prompts.record(position), tokenizer) for position in positions]
-    sizes = [item.num_tokens for item in items if item is not None]
-    return (sum(sizes) / len(sizes) if sizes else float(resolved.prompts.typed(PromptsConfig).max_prompt_tokens)), 0
+    items = [item for position in positions if (item := encode(prompts.record(position), tokenizer)) is not None]
+    columns = [getattr(item, "columns", Columns()) for item in items]
+    if not items:
+        return float(resolved.prompts.typed(PromptsConfig).max_prompt_tokens), 0, columns
+    return sum(item.num_tokens for item in items) / len(items), 0, columns

@@ -28,9 +28,11 @@ def _meta_model(config: ModelConfig) -> nn.Module:
     import torch
 
     kind: Any = model_kind_for(config)
-    if config.path.startswith("builtin:") or type(kind) is not CausalLM:  # built in code, or with an unknown config
+    auto_class = vars(type(kind)).get("auto_class") if isinstance(kind, CausalLM) else None
+    if config.path.startswith("builtin:") or auto_class is None:  # built in code, or with an unknown config
         return kind.load(dtype=torch.float32, seed=0, tokenizer=None)  # type: ignore[no-any-return]
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
+    from transformers import AutoConfig
 
     path = config.path
     adapter = Path(path) / "adapter_config.json"
@@ -40,7 +42,8 @@ def _meta_model(config: ModelConfig) -> nn.Module:
     try:
         sizes = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(sizes, trust_remote_code=config.trust_remote_code)
+            build = getattr(transformers, auto_class).from_config
+            model: nn.Module = build(sizes, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # the error's class depends on the model's own code
         raise UserInputError(
             f"its config cannot be read: {str(error).splitlines()[0]}", where=f"model.path {path}"

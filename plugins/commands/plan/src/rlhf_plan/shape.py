@@ -37,7 +37,8 @@ def model_shape(config: ModelConfig, model: nn.Module | None = None) -> ModelSha
         model: the result of `meta_model`. None builds it.
     """
     model = meta_model(config) if model is None else model
-    inner: Any = model.config
+    config_of: Any = model.config
+    inner: Any = config_of.get_text_config()  # a model that sees has a config for each of its parts
     parameters = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(parameters.values())
     adapter = _lora_parameters(model, config)

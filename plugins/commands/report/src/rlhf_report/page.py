@@ -19,7 +19,7 @@ import yaml
 from markupsafe import Markup
 
 from rlhf_core.config import score_name
-from rlhf_pages import sample_card_script
+from rlhf_pages import picture_names, read_picture, sample_card_script
 
 from .data import Run
 from .figures import figures
@@ -29,6 +29,8 @@ _HEADINGS = (
     *("run", "status", "held-out", "before", "after", "weighted score", "KL", "length", "log-prob gap"),
     *("updates", "wall time"),
 )
+_MAX_PICTURES_BYTES = 4 * 2**20
+"""Maximum size of all pictures of a run's samples in a page."""
 _BADGES = {"done": "done", "failed": "failed", "rolled-back-and-failed": "failed"}
 
 
@@ -53,7 +55,11 @@ def render(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
         headings=_HEADINGS,
         rows=[_row(run) for run in runs],
         plots=[(each, base64.b64encode(plots[each.name]).decode()) for each in figures() if each.name in plots],
-        samples=[{"name": run.name, "groups": run.samples.groups} for run in runs if run.samples.groups],
+        samples=[
+            {"name": run.name, "groups": run.samples.groups, "pictures": _pictures(run)}
+            for run in runs
+            if run.samples.groups
+        ],
         total=sum(run.samples.total for run in runs),
         files=[*chain.from_iterable(_files(run, "" if is_one else f"{run.name}: ") for run in runs)],
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -87,6 +93,18 @@ def _facts(run: Run) -> list[str]:
         ("seed ", run.manifest.get("seed")),
     ]
     return [f"{label}{value}" for label, value in facts if value is not None]
+
+
+def _pictures(run: Run) -> dict[str, str]:
+    """Return the pictures of the chosen samples in base64, by name, up to a size of the page."""
+    pictures: dict[str, str] = {}
+    left = _MAX_PICTURES_BYTES
+    for name in picture_names(chain.from_iterable(run.samples.groups.values())):
+        data = read_picture(run.path, name)
+        if data is not None and len(data) <= left:
+            pictures[name] = base64.b64encode(data).decode()
+            left -= len(data)
+    return pictures
 
 
 def _option(run: Run, section: str, name: str) -> Any:

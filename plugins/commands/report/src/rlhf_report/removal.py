@@ -18,7 +18,7 @@ _KEPT_TO_THE_END = ("config.yaml", "manifest.json", *_NEEDED)
 """Files by which a run folder is recognized. They are removed last, so that an aborted removal can be repeated."""
 _OF_RUNS = (
     *(*_KEPT_TO_THE_END, "metrics.jsonl", "samples.jsonl", "run.log", "performance.json", "evaluation-before.json"),
-    *("checkpoints", "model", "adapter", "control", "journal", "reward-cache", "report.html", "plot-*.png"),
+    *("checkpoints", "model", "adapter", "control", "journal", "images", "reward-cache", "report.html", "plot-*.png"),
     *("actors.json", "ray*.json", "tensorboard", "profile", "wandb", "wandb-id", "mlflow.db", "mlflow-run-id"),
     "mlflow-artifacts",
 )

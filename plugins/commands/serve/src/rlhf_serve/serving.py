@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import RlhfError, UserInputError
+from rlhf_core.models import model_kind_of
+from rlhf_core.plugins import load
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.runfolder import RunFolder
@@ -32,6 +34,7 @@ from rlhf_forward import ScoredRow, TokenScore, score_rows, vocabulary_size
 from rlhf_models import EngineThread, OpenEngine, open_engine
 
 from .logprobs import describe
+from .seeing import SeeingEncoder, has_images
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,10 +55,18 @@ class _Work:
     sampling: SamplingParams
 
 
+class _Encoded(NamedTuple):
+    """An encoded prompt."""
+
+    prompt_ids: tuple[int, ...]
+    inputs: Mapping[str, Any]
+    """Further inputs of the model, as in `GenerationRequest.inputs`."""
+
+
 class ServedModel:
     """A `BatchKeyOwner` that answers calls with one engine on a thread (`EngineThread`)."""
 
-    def __init__(self, opened: OpenEngine, *, max_new_tokens: int) -> None:
+    def __init__(self, opened: OpenEngine, *, max_new_tokens: int, engine_sees: bool = False) -> None:
         self._engine: RolloutEngine = opened.engine
         self._tokenizer: PreTrainedTokenizerBase = opened.tokenizer
         self._policy = opened.policy
@@ -63,6 +74,8 @@ class ServedModel:
         self._chat = ChatFormat(self._tokenizer, eos_token_ids=self._engine.eos_token_ids)
         self._structures = AnswerStructures(self._engine, self._tokenizer)
         self._encoder = PromptEncoder(self._tokenizer)
+        self._seeing = SeeingEncoder(self._tokenizer, model_kind_of(opened.policy), engine_sees=engine_sees)
+        self._decoding = ThreadPoolExecutor(1, thread_name_prefix="images")  # one image in memory at a time
         self._count = 0
         self._thread = EngineThread(self._engine)
 
@@ -73,26 +86,37 @@ class ServedModel:
 
     async def count_tokens(self, call: Call) -> int:
         """Count the prompt's tokens. Raises `CallRefused` if the conversation cannot be encoded."""
-        return len(self._encode(call))
+        return len((await self._prompts([call]))[_key(call)].prompt_ids)
 
     async def answer_all(self, calls: Sequence[Call]) -> list[Answer]:
         """Answer calls in one batch. Raises `CallRefused`, before any is answered, if one of them is invalid."""
         # All calls of a request have the same structure.
         options = await self._structures.options(calls[0], self._chat) if calls else {}
-        works = self._works(calls, options)
+        works = self._works(calls, await self._prompts(calls), options)
         _check_logprobs(works)
         completions = await self._complete(works)
         tokens = await self._tokens(works, completions)
         return [self._answer(*each) for each in zip(works, completions, tokens, strict=True)]
 
-    def _works(self, calls: Sequence[Call], options: Mapping[str, Any]) -> list[_Work]:
-        works: list[_Work] = []
-        known: dict[object, tuple[int, ...]] = {}  # answers to one prompt (`n`) share its messages and tools
+    async def _prompts(self, calls: Sequence[Call]) -> dict[object, _Encoded]:
+        """Encode the prompt of each call. Answers to one prompt (`n`) share its messages and tools."""
+        prompts: dict[object, _Encoded] = {}
         for call in calls:
-            key = id(call.messages), id(call.tools), call.text, call.token_ids
-            if key not in known:
-                known[key] = self._encode(call)
-            prompt_ids = known[key]
+            if (key := _key(call)) in prompts:
+                continue
+            if has_images(call):
+                prompt = await asyncio.get_running_loop().run_in_executor(self._decoding, self._seeing.prompt, call)
+                prompts[key] = _Encoded(tuple(prompt.prompt_ids), prompt.columns.model_inputs)
+            else:
+                prompts[key] = _Encoded(self._encode(call), {})
+        return prompts
+
+    def _works(
+        self, calls: Sequence[Call], prompts: Mapping[object, _Encoded], options: Mapping[str, Any]
+    ) -> list[_Work]:
+        works: list[_Work] = []
+        for call in calls:
+            prompt_ids, inputs = prompts[_key(call)]
             limit = self._limit(call, len(prompt_ids))
             ends = self._chat.ends(self._engine.eos_token_ids) if call.messages else ()
             number = self._count + len(works)
@@ -100,7 +124,7 @@ class ServedModel:
             seed = None if sampling.greedy else call.seed  # calls with equal sample ids wait for each other
             sample_id = number if seed is None else derive_seed(0, "seed of a call", seed)
             request = GenerationRequest(
-                sample_id=sample_id, prompt_ids=prompt_ids, max_new_tokens=limit, options=options
+                sample_id=sample_id, prompt_ids=prompt_ids, max_new_tokens=limit, options=options, inputs=inputs
             )
             works.append(_Work(call, number, request, sampling))
         self._count += len(works)
@@ -187,6 +211,7 @@ class ServedModel:
 
     def close(self) -> None:
         """Close the engine and drop answers in progress."""
+        self._decoding.shutdown(wait=False, cancel_futures=True)
         self._thread.close(join_seconds=_END_SECONDS)
 
     def _encode(self, call: Call) -> tuple[int, ...]:
@@ -220,6 +245,11 @@ class ServedModel:
             stop=(*call.stop, *ends),
             greedy=greedy,
         )
+
+
+def _key(call: Call) -> object:
+    """Return a key that calls with the same prompt share."""
+    return id(call.messages), id(call.tools), call.text, call.token_ids
 
 
 def _check_logprobs(works: Sequence[_Work]) -> None:
@@ -262,4 +292,6 @@ def serve_model(config: ModelConfig, *, engine: str, seed: int, max_new_tokens: 
         seed: seed of sampling.
         max_new_tokens: maximum length of an answer in tokens.
     """
-    return ServedModel(open_engine(config, engine, seed, in_flight=True), max_new_tokens=max_new_tokens)
+    sees = load("engines", engine).component.model_inputs
+    opened = open_engine(config, engine, seed, in_flight=True)
+    return ServedModel(opened, max_new_tokens=max_new_tokens, engine_sees=sees)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -24,13 +25,18 @@ FAMILIES: Mapping[str, str] = {
 """`model_type` of a `config.json` -> module and class of its family."""
 
 
+def _is_missing_folder(path: str) -> bool:
+    """Return whether a path is that of a folder which another run may write. Names of the hub have one slash."""
+    return (path.count("/") > 1 or path.startswith((".", "~"))) and not Path(path).exists()
+
+
 class SeenPrompts(PromptsConfig):
     """Base of sources whose prompts have images."""
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         """Report a model that would read the markers of images as text."""
         path = run.run.model.path
-        if not is_known_kind(path):
+        if not is_known_kind(path) and not _is_missing_folder(path):
             yield Problem(
                 "name",
                 f"gives prompts with images, but {path!r} is not known as a model that sees",
@@ -44,6 +50,15 @@ class ImagesConfig(SeenPrompts):
     of: dict[str, Any] = Field(
         description="The source to read: its name and options, such as {name: jsonl, path: train.jsonl}."
     )
+    adapt_reasons: ClassVar[Mapping[str, str]] = {
+        "require_images": "with several trainers, each needs an image in every batch"
+    }
+
+    require_images: bool = Field(
+        False,
+        description="Refuse prompts without an image. Always on if several processes train together, since each needs "
+        "an image in every batch.",
+    )
     folder: str | None = Field(
         None,
         min_length=1,
@@ -54,6 +69,14 @@ class ImagesConfig(SeenPrompts):
 
     def selections(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "prompts", "of", dict(self.of)
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Require images in runs with several trainers."""
+        adapted = super().adapt(run)
+        processes = run.own_processes
+        if processes is None or processes.trainers < 2:
+            return adapted
+        return adapted.model_copy(update={"require_images": True})
 
     def with_selections(self, selected: Sequence[Mapping[str, Any]]) -> ImagesConfig:
         chosen = {key: value for key, value in selected[0].items() if key in {"name", *self.of}}

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.components import TaskContext
+from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import DataError
 from rlhf_core.plugins import load
 from rlhf_core.protocols import PromptSource
-from rlhf_images import ImageReader, read_images
+from rlhf_images import KEY, ImageReader, read_images
 
 from .config import ImagesConfig
 
@@ -22,15 +23,16 @@ class ImageRecords:
     hash of each image.
     """
 
-    def __init__(self, source: PromptSource, reader: ImageReader) -> None:
+    def __init__(self, source: PromptSource, reader: ImageReader, *, require_images: bool) -> None:
         self._source = source
         self._reader = reader
+        self._require_images = require_images
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        return read_images(self._source[index], self._reader)
+        return self._read(self._source[index])
 
     def describe(self, index: int) -> str:
         describe = getattr(self._source, "describe", None)
@@ -41,9 +43,19 @@ class ImageRecords:
         scan = getattr(self._source, "scan", None)
         for record in scan() if scan is not None else self._each():
             try:
-                yield record if isinstance(record, DataError) else read_images(record, self._reader)
+                yield record if isinstance(record, DataError) else self._read(record)
             except DataError as error:
                 yield error
+
+    def _read(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        read = read_images(record, self._reader)
+        if self._require_images and not read[KEY]:
+            raise DataError(
+                "its prompt lacks an image, which this run requires in each (several processes train, or "
+                "prompts.require_images is set)",
+                hint="remove the prompts without an image, or train in one process",
+            )
+        return read
 
     def _each(self) -> Iterator[Mapping[str, Any] | DataError]:
         for index in range(len(self._source)):
@@ -65,7 +77,8 @@ def build(config: ImagesConfig, context: TaskContext) -> PromptSource:
             where="prompts.of",
             hint="put `images` into the sources of the mixture instead, or set streaming: false",
         )
-    return ImageRecords(source, ImageReader(config.limits, _folder(config, context)))
+    require_images = config.require_images or read_launch_env().world_size > 1
+    return ImageRecords(source, ImageReader(config.limits, _folder(config, context)), require_images=require_images)
 
 
 def _folder(config: ImagesConfig, context: TaskContext) -> Path:

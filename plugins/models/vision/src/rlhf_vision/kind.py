@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlhf_core import Column
 from rlhf_core.errors import DataError, UserInputError, first_line
 from rlhf_images import ImageReference, accept_text_messages, render_prompt
-from rlhf_models import CausalLM, PromptInputs, from_files
+from rlhf_models import CausalLM, PromptInputs
 
 from .config import FAMILIES, TINY
 from .families.base import Family, PixelBatch
@@ -31,12 +31,13 @@ _LANGUAGE = frozenset({"language_model", "text_model"})
 class ImageText(PromptInputs, CausalLM):
     """Encodes images in prompts, and feeds them to the model in every forward pass."""
 
+    auto_class = "AutoModelForImageTextToText"
     columns: Mapping[str, Column] = {
-        PIXELS: Column(per="prompt", model_input=True),
+        PIXELS: Column(per="prompt", dtype="uint8", model_input=True),
         SIZES: Column(per="prompt", dtype="int64", model_input=True),
         COUNT: Column(per="prompt", dtype="int64", model_input=True),
     }
-    """Rows of pixels, [rows, ...]. Sizes of the images, [images, k]. Number of image tokens, []."""
+    """Pixels before normalization, [rows, ...]. Sizes of the images, [images, k]. Number of image tokens, []."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the family, which belongs to the process."""
@@ -104,7 +105,7 @@ class ImageText(PromptInputs, CausalLM):
         if self.is_tiny:
             model = tiny_model(seed).to(dtype)
         else:
-            model = from_files(self.model, dtype, "AutoModelForImageTextToText")
+            model = super().load(dtype=dtype, seed=seed, tokenizer=tokenizer)
         self._freeze_unused(model)
         return model
 
@@ -166,7 +167,7 @@ class ImageText(PromptInputs, CausalLM):
     def _no_images(self) -> dict[str, Any]:
         family = self.family
         shape, sizes = (0,) * family.pixel_dims, (0, family.size_columns)
-        return {PIXELS: torch.zeros(shape), SIZES: torch.zeros(sizes, dtype=torch.int64), COUNT: 0}
+        return {PIXELS: torch.zeros(shape, dtype=torch.uint8), SIZES: torch.zeros(sizes, dtype=torch.int64), COUNT: 0}
 
     def inputs(self, input_ids: Tensor, attention_mask: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Return the forward's arguments. An image token that the policy sampled is read as the pad token."""
@@ -180,14 +181,14 @@ class ImageText(PromptInputs, CausalLM):
             raise DataError(
                 "a sequence lacks image tokens of its prompt",
                 where="images",
-                hint="environments, and anything else that tokenizes prompts itself, cannot be used with images",
+                hint="with images, an environment cannot add tools or messages to the prompt. history must be append",
             )
         if bool((is_token & ~is_image).any()):
             arguments["input_ids"] = input_ids.masked_fill(is_token & ~is_image, self._unread_id)
         rows, sizes = columns[SIZES][:, :, 0], columns[SIZES]
         if bool(rows.any()):
             pixels = torch.cat([each[: int(row.sum())] for each, row in zip(columns[PIXELS], rows, strict=True)])
-            arguments |= family.arguments(PixelBatch(is_image, pixels, sizes[rows > 0]))
+            arguments |= family.arguments(PixelBatch(is_image, family.normalized(pixels), sizes[rows > 0]))
         elif torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             # The other processes would wait for this one in the part that sees.
             raise DataError(

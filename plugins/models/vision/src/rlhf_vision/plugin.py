@@ -1,4 +1,4 @@
-"""Entry points: the kind of model and the prompt sources."""
+"""Entry points: the kind of model, the prompt sources, and the hook that keeps images of samples."""
 
 from __future__ import annotations
 
@@ -30,4 +30,10 @@ drawn_digits = Component(
     summary="Generated pictures of digits to read (the task of builtin:tiny-vision).",
     config=DrawnDigitsConfig,
     build="rlhf_vision.drawn_digits:build",
+)
+sample_images = Component(
+    summary="Keeps small copies of the images of samples in the run folder, which the report and the dashboard show.",
+    config=Section,
+    build="rlhf_vision.sample_images:SampleImages",
+    always_on=True,
 )

@@ -33,6 +33,11 @@ class JudgeConfig(ChatModelOptions):
     model_path: str | None = Field(
         None, min_length=1, description="A local judge: model folder or hub name, with or without a chat template."
     )
+    images: bool = Field(
+        False,
+        description="Whether the judge sees the images of prompts, reduced to 1024 pixels: as parts `image_url` of the "
+        "message, or as images of a local model that sees.",
+    )
     temperature: float = Field(0.0, ge=0, description="Sampling temperature of the judge. 0 is greedy.")
     max_reply_tokens: int = Field(512, ge=8, description="Maximum length of the judge's reply in tokens.")
     asked_again: int = Field(1, ge=0, le=10, description="Number of retries if a verdict cannot be read.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import Counter
@@ -16,8 +17,9 @@ from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
 
 from .config import JudgeConfig
+from .images import check_images_installed, with_images
 from .ledger import BudgetSpent, Ledger
-from .pairs import Comparison, comparisons
+from .pairs import comparisons
 from .remote import JudgeError, JudgeReply, RemoteJudge
 from .verdicts import Messages, UnreadableVerdict, pairwise_messages, read_better, read_points, rubric_messages
 
@@ -36,6 +38,8 @@ def build(config: JudgeConfig, context: RewardContext) -> Reward:
     """Return the reward. Raises `UserInputError` if the key is not set or the local model cannot be loaded."""
     identity = json.dumps(config.model_dump(mode="json", include={"url", "model", "model_path", "temperature"}))
     judge: Judge
+    if config.images:
+        check_images_installed()
     if config.url is not None:
         judge = RemoteJudge(config)
     else:
@@ -80,14 +84,11 @@ class JudgeReward:
         if self._config.mode == "pairwise":
             return await self._pairwise(rollouts)
         config = self._config
+        messages = [rubric_messages(rollout, config.rubric, config.max_points) for rollout in rollouts]
         return await self._verdicts(
             [
-                _Question(
-                    rubric_messages(rollout, config.rubric, config.max_points),
-                    lambda reply: read_points(reply, config.max_points),
-                    lowest=0.0,
-                )
-                for rollout in rollouts
+                _Question(each, lambda reply: read_points(reply, config.max_points), lowest=0.0)
+                for each in await self._seen(rollouts, messages)
             ]
         )
 
@@ -106,7 +107,10 @@ class JudgeReward:
 
     async def _pairwise(self, rollouts: Sequence[Rollout]) -> list[float]:
         pairs = comparisons(rollouts, self._config.opponents)
-        verdicts = await self._verdicts([self._pair_question(pair) for pair in pairs])
+        rubric = self._config.rubric
+        messages = [pairwise_messages(pair.rollout, pair.first, pair.second, rubric) for pair in pairs]
+        seen = await self._seen([pair.rollout for pair in pairs], messages)
+        verdicts = await self._verdicts([_Question(each, read_better, lowest=0.5) for each in seen])
         won: list[list[float]] = [[] for _ in rollouts]
         for pair, verdict in zip(pairs, verdicts, strict=True):
             for index, share in pair.shares(verdict):
@@ -114,9 +118,11 @@ class JudgeReward:
         # An answer without an opponent has neither won nor lost.
         return [sum(shares) / len(shares) if shares else 0.5 for shares in won]
 
-    def _pair_question(self, pair: Comparison) -> _Question:
-        messages = pairwise_messages(pair.rollout, pair.first, pair.second, self._config.rubric)
-        return _Question(messages, read_better, lowest=0.5)
+    async def _seen(self, rollouts: Sequence[Rollout], questions: Sequence[Messages]) -> Sequence[Messages]:
+        """Add the images of each question's rollout, with the option `images`. Raises `DataError`."""
+        if not self._config.images:
+            return questions
+        return await asyncio.to_thread(lambda: list(with_images(rollouts, questions)))
 
     async def _verdicts(self, questions: Sequence[_Question]) -> list[float]:
         """Return a verdict on each question, from the ledger or the judge. Unreadable ones are requested again."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_web import RemoteError, chat_client, read_chat_reply
 
@@ -68,5 +69,10 @@ def _read_reply(content: bytes, messages: Messages, address: str) -> JudgeReply:
     usage = response.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
-        tokens = (sum(len(each["content"]) for each in messages) + len(text)) // _CHARS_PER_TOKEN + 1
+        tokens = (sum(len(_text_of(each["content"])) for each in messages) + len(text)) // _CHARS_PER_TOKEN + 1
     return JudgeReply(text, tokens)
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a message's content, without images."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -13,7 +13,8 @@ from typing import Any
 from rlhf_core.types import Rollout
 from rlhf_web import UnreadableJson, read_first_json
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+"""Chat messages. The content of the last one is a text, or a list of parts with images after the text."""
 
 _MAX_VERDICT_CHARS = 2000
 """Maximum distance from the start of the last object to the end of the reply."""

@@ -34,8 +34,8 @@ logger = logging.getLogger("rlhf.ray")
 _OBJECT_BYTES = 2 * 1024 * 1024
 """Size at which an object is full. Smaller objects add overhead, and larger ones transfer rows that are not needed."""
 
-RowLocation = tuple[Any, int]
-"""Reference to an object, and the index of a row in it."""
+RowLocation = tuple[Any, int, int]
+"""Reference to an object, the index of some rows in it that were packed together, and the index of a row in these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class StoredGroup:
     texts: tuple[RowLocation, ...]
     """Location of each row's rollout. Empty if texts are not kept."""
     token_bytes: int
+    """Size of the packed items, including inputs of their prompt, such as pixels."""
     text_bytes: int
     keep: bool
     """Whether it is used for training. Groups that the algorithm rejects are replaced."""
@@ -87,8 +88,8 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
     Returns:
         A description of each group.
     """
-    items = [[_pack(item) for item in group.items] for group in groups]
-    rollouts = [[_pack(rollout) for rollout in group.rollouts] if texts else [] for group in groups]
+    items = [_pack_items(group.items) for group in groups]
+    rollouts = [[_pack([rollout]) for rollout in group.rollouts] if texts else [] for group in groups]
     item_locations, text_locations = _store(items), _store(rollouts)
     return [
         StoredGroup(
@@ -96,8 +97,8 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
             is_empty=group.is_empty,
             owner=owner,
             summaries=pickle.dumps([ItemSummary.of(item) for item in group.items]),
-            items=tuple(islice(item_locations, len(own))),
-            texts=tuple(islice(text_locations, len(own_texts))),
+            items=_row_locations([*islice(item_locations, len(own))], len(group.items)),
+            texts=_row_locations([*islice(text_locations, len(own_texts))], len(own_texts)),
             token_bytes=sum(map(len, own)),
             text_bytes=sum(map(len, own_texts)),
             keep=not group.is_empty,
@@ -124,19 +125,21 @@ def fetch(locations: Iterable[RowLocation], *, timeout_seconds: float) -> dict[R
         Location -> item or rollout, without those that were lost or did not arrive in time.
     """
     wanted = list(dict.fromkeys(locations))
-    refs = list({ref for ref, _ in wanted})
+    refs = list({ref for ref, _, _ in wanted})
     ready, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_seconds) if refs else ([], [])
     if late:
         logger.warning("samples in %d objects did not arrive within %g s", len(late), timeout_seconds)
-    rows = {}
+    objects = {}
     for ref in ready:
         try:
-            rows[ref] = ray.get(ref, timeout=timeout_seconds)
+            objects[ref] = ray.get(ref, timeout=timeout_seconds)
         except RayError as error:
             logger.warning("samples cannot be fetched: %s", str(error).splitlines()[0])
     with gc_paused():
+        packs = dict.fromkeys((ref, index) for ref, index, _ in wanted if ref in objects)
         # Sent by an actor of this run, as above.
-        return {(ref, index): pickle.loads(rows[ref][index]) for ref, index in wanted if ref in rows}  # noqa: S301
+        rows = {(ref, index): pickle.loads(objects[ref][index]) for ref, index in packs}  # noqa: S301
+        return {(ref, index, place): rows[ref, index][place] for ref, index, place in wanted if ref in objects}
 
 
 def fetch_groups(
@@ -208,9 +211,24 @@ class StoredEpisode:
         return [fetched[place] for _, place in items], [fetched[place] for _, place in rollouts]
 
 
-def _store(groups: Sequence[Sequence[bytes]]) -> Iterator[RowLocation]:
-    """Put all rows into objects. Iterates over the location of each row, in order."""
-    locations: list[RowLocation] = []
+def _pack_items(items: Sequence[BufferItem]) -> list[bytes]:
+    """Pack each item for itself, or all of them if they share inputs of their prompt, which are then packed once."""
+    if any(item.columns.model_inputs for item in items):
+        return [_pack(items)]
+    return [_pack([item]) for item in items]
+
+
+def _row_locations(packs: Sequence[tuple[Any, int]], num_rows: int) -> tuple[RowLocation, ...]:
+    """Return the location of each of a group's rows, from those of its packs."""
+    if len(packs) == num_rows:
+        return tuple((ref, index, 0) for ref, index in packs)
+    ((ref, index),) = packs
+    return tuple((ref, index, place) for place in range(num_rows))
+
+
+def _store(groups: Sequence[Sequence[bytes]]) -> Iterator[tuple[Any, int]]:
+    """Put all packs into objects. Iterates over the object and the index of each pack, in order."""
+    locations: list[tuple[Any, int]] = []
     held: list[bytes] = []
     size = 0
     rows = list(chain.from_iterable(groups))
@@ -224,14 +242,14 @@ def _store(groups: Sequence[Sequence[bytes]]) -> Iterator[RowLocation]:
     return iter(locations)
 
 
-def _pack(value: BufferItem | Rollout) -> bytes:
-    """Pickle a value with tensors as arrays, which are pickled at memory speed."""
+def _pack(rows: Sequence[BufferItem | Rollout]) -> bytes:
+    """Pickle rows with tensors as arrays, which are pickled at memory speed. A tensor of several rows is one array."""
     from torch import Tensor
 
     body = io.BytesIO()
     pickler = pickle.Pickler(body, protocol=5)
     pickler.dispatch_table = copyreg.dispatch_table | {Tensor: _reduce_to_array}
-    pickler.dump(value)
+    pickler.dump(rows)
     return body.getvalue()
 
 

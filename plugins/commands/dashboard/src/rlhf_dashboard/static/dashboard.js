@@ -26,6 +26,24 @@
     return answer.json();
   };
 
+  // Images in pages cannot send the key, so their bytes are fetched. Each is kept as a data address.
+  const MAX_KEPT_PICTURES = 300;
+  const pictures = new Map(); // run and name -> promise of an address, or of null
+  const fetchPicture = async (path) => {
+    const answer = await fetch("/api/" + path, { headers: { Authorization: "Bearer " + state.key } });
+    if (!answer.ok) return null;
+    const bytes = new Uint8Array(await answer.arrayBuffer());
+    return "data:image/png;base64," + btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), ""));
+  };
+  SampleCard.showPictures((name) => {
+    const path = `runs/${state.shown}/images/${name}`;
+    if (!pictures.has(path)) {
+      if (pictures.size >= MAX_KEPT_PICTURES) pictures.delete(pictures.keys().next().value);
+      pictures.set(path, fetchPicture(path));
+    }
+    return pictures.get(path);
+  });
+
   const getNewLines = async (id, file, mark) => {
     const all = { lines: [], fromStart: false, mark };
     for (let more = true; more; ) {

@@ -11,6 +11,12 @@
 
   const { make: card, element } = SampleCard;
 
+  const address = (png) => "data:image/png;base64," + png;
+  SampleCard.showPictures(async (name) => {
+    const pictures = data[state.run].pictures;
+    return Object.hasOwn(pictures, name) ? address(pictures[name]) : null;
+  });
+
   const fullText = (sample) =>
     [sample.prompt, sample.completion, ...(sample.turns || []).map((each) => each.text)].join("\n").toLowerCase();
   const matches = (sample) => !state.query || fullText(sample).includes(state.query);

@@ -23,7 +23,7 @@ class EncodedImages:
     texts: Sequence[str]
     """For each image, the text with image tokens that takes the place of its placeholder."""
     pixels: Tensor
-    """[rows, ...] float32: a row for each image, tile or patch, image by image."""
+    """[rows, ...] uint8: a row for each image, tile or patch, image by image, before normalization."""
     sizes: Tensor
     """[images, k] int64. The first number is that of the image's rows in `pixels`, others belong to the family."""
 
@@ -35,7 +35,7 @@ class PixelBatch:
     is_image: Tensor
     """[B, S] bool, True = an image token, which a feature of an image replaces."""
     pixels: Tensor
-    """[rows, ...] float32."""
+    """[rows, ...] float32, normalized."""
     sizes: Tensor
     """[images, k] int64."""
 
@@ -99,9 +99,38 @@ class Family(ABC):
         return ()
 
     def processed(self, images: Sequence[Image], **options: Any) -> Mapping[str, Any]:
-        """Return the results of the image processor, as tensors."""
-        result: Mapping[str, Any] = self.processor(list(images), return_tensors="pt", **options)
-        return result
+        """Return the results of the image processor as tensors, with pixels in uint8, before normalization.
+
+        Raises:
+            UserInputError: The processor makes values that are not those of pixels.
+        """
+        result = self.processor(list(images), return_tensors="pt", do_rescale=False, do_normalize=False, **options)
+        pixels = result["pixel_values"]
+        values = pixels.to(torch.uint8)
+        if values.dtype != pixels.dtype and not torch.equal(values.to(pixels.dtype), pixels):
+            raise UserInputError(
+                f"the image processor {type(self.processor).__name__} makes values other than 0 to 255",
+                where="model.path",
+                hint="use the preprocessor_config.json that the model was published with",
+            )
+        return {**result, "pixel_values": values}
+
+    def normalized(self, pixels: Tensor) -> Tensor:
+        """Rescale and normalize pixels as the image processor does. They are stored in a quarter of the memory.
+
+        Args:
+            pixels: [rows, ...] uint8. The dimension after the rows contains the channels, or starts with them.
+
+        Returns:
+            [rows, ...] float32.
+        """
+        processor, values = self.processor, pixels.float()
+        if processor.do_rescale:
+            values = values * processor.rescale_factor
+        if processor.do_normalize:
+            mean, std = (values.new_tensor(each)[:, None] for each in (processor.image_mean, processor.image_std))
+            values = ((values.view(len(values), len(mean), -1) - mean) / std).view(pixels.shape)
+        return values
 
     def whole(self, value: float, what: str) -> int:
         """Return a number of tokens as an int. Raises `UserInputError` if config and processor do not fit."""

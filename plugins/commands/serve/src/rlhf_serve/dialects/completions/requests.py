@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from rlhf_core.types import ToolCall
 from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
 
+from ...contents import Content, read_content
 from ...fields import (
     JSON_OBJECT,
     MAX_TOP,
@@ -76,14 +77,14 @@ def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return dict(check_texts(tool))
 
 
-def _join_parts(value: Any) -> Any:
-    """Join the texts of a list of parts."""
-    if not isinstance(value, list):
-        return value
-    parts: list[Any] = [part.get("text") for part in value if isinstance(part, dict) and part.get("type") == "text"]
-    if len(parts) < len(value) or not all(isinstance(part, str) for part in parts):
-        raise ValueError("must be a text, or a list of parts of the type text")
-    return "".join(parts)
+def _read_content(value: Any) -> Any:
+    """Return the content of a message. An image part is `{"type": "image_url", "image_url": {"url": "data:…"}}`."""
+    return read_content(value, ("text",), "image_url", _address_of)
+
+
+def _address_of(part: Mapping[str, Any]) -> Any:
+    image = part.get("image_url")
+    return image.get("url") if isinstance(image, dict) else image
 
 
 def _list_prompts(value: Any) -> Any:
@@ -111,7 +112,7 @@ class _ToolCall(Part):
 
 class _Message(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_join_parts)] = None
+    content: Annotated[Content | None, BeforeValidator(_read_content)] = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: Any = None
     function_call: None = None
@@ -120,14 +121,17 @@ class _Message(Part):
     @model_validator(mode="after")
     def _is_text(self) -> _Message:
         if self.role != "tool":  # a tool may print anything
-            check_text(self.content or "")
+            check_text(self.content.text if self.content else "")
+        if self.role != "user" and self.content and self.content.images:
+            raise ValueError(f"a message of the role {self.role} cannot contain images")
         return self
 
     def message(self) -> ChatMessage:
         calls = (self.role == "assistant" and self.tool_calls) or []
         return ChatMessage(
             role="system" if self.role == "developer" else self.role,
-            content=self.content or "",
+            content=self.content.text if self.content else "",
+            images=self.content.images if self.content else (),
             tool_calls=tuple(ToolCall(name=call.function.name, arguments=call.function.arguments) for call in calls),
             call_ids=tuple(str(call.id) for call in calls),
             tool_call_id=str(self.tool_call_id) if self.role == "tool" and self.tool_call_id is not None else None,
@@ -262,7 +266,8 @@ class ChatBody(Body):
         return self._calls(prompt, 0)
 
     def extras(self) -> list[str]:
-        return _names(n=self.num_choices > 1, logprobs=bool(self.logprobs))
+        has_images = any(each.content is not None and each.content.images for each in self.messages)
+        return _names(n=self.num_choices > 1, logprobs=bool(self.logprobs), image_url=has_images)
 
 
 class TextBody(Body):

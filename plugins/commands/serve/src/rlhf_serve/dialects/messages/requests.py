@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -52,6 +52,17 @@ class _TextBlock(Part):
     text: Checked
 
 
+class _ImageSource(Part):
+    type: Literal["base64"]
+    media_type: Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
+    data: str
+
+
+class _ImageBlock(Part):
+    type: Literal["image"]
+    source: _ImageSource
+
+
 class _ResultText(Part):
     type: Literal["text"]
     text: str
@@ -73,7 +84,7 @@ class _ToolResult(Part):
     """Not shown to the model, since chat templates lack it. The content describes the error."""
 
 
-_Block = Annotated[_TextBlock | _ToolUse | _ToolResult, Discriminator("type")]
+_Block = Annotated[_TextBlock | _ImageBlock | _ToolUse | _ToolResult, Discriminator("type")]
 _SystemText = Annotated[list[_TextBlock], BeforeValidator(_as_blocks)]
 
 
@@ -83,7 +94,11 @@ class _Message(Part):
 
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> _Message:
-        allowed = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use"), "system": ("text",)}[self.role]
+        allowed = {
+            "user": ("text", "image", "tool_result"),
+            "assistant": ("text", "tool_use"),
+            "system": ("text",),
+        }[self.role]
         for block in self.content:
             if block.type not in allowed:
                 raise ValueError(f"a message of the role {self.role} cannot contain {block.type}")
@@ -121,7 +136,7 @@ class PromptBody(WireRequest):
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = _NEUTRAL
     harmless: ClassVar[frozenset[str]] = _HARMLESS
-    tags: ClassVar[frozenset[str]] = frozenset({"text", "tool_use", "tool_result"})
+    tags: ClassVar[frozenset[str]] = frozenset({"text", "image", "tool_use", "tool_result"})
 
     messages: list[_Message] = Field(min_length=1)
     system: _SystemText | None = None
@@ -148,6 +163,11 @@ class PromptBody(WireRequest):
     @property
     def _is_single(self) -> bool:
         return self.tool_choice is not None and bool(self.tool_choice.disable_parallel_tool_use)
+
+    def served_only(self) -> CallRefused | None:
+        blocks = [block for message in self.messages for block in message.content]
+        has_images = any(isinstance(block, _ImageBlock) for block in blocks)
+        return unsupported("a block of the type image", "omit it") if has_images else None
 
     def prompt(self) -> dict[str, Any]:
         """Return the messages and tools of the call. Raises `CallRefused` if they are empty."""
@@ -212,7 +232,7 @@ def _chat_messages(messages: Sequence[_Message]) -> Iterator[ChatMessage]:
             yield from _given(role, blocks)
 
 
-def _reply(blocks: Sequence[_TextBlock | _ToolUse | _ToolResult]) -> ChatMessage:
+def _reply(blocks: Sequence[_Block]) -> ChatMessage:
     calls = [block for block in blocks if isinstance(block, _ToolUse)]
     return ChatMessage(
         role="assistant",
@@ -222,16 +242,29 @@ def _reply(blocks: Sequence[_TextBlock | _ToolUse | _ToolResult]) -> ChatMessage
     )
 
 
-def _given(role: str, blocks: Sequence[_TextBlock | _ToolUse | _ToolResult]) -> Iterator[ChatMessage]:
-    """Yield a message for each tool result, and for the text blocks before, between and after them."""
-    for is_text, run in groupby(blocks, key=lambda block: isinstance(block, _TextBlock)):
-        if is_text:
-            yield ChatMessage(role=role, content=_join([block for block in run if isinstance(block, _TextBlock)]))
+def _given(role: str, blocks: Sequence[_Block]) -> Iterator[ChatMessage]:
+    """Yield a message for each tool result, and for the text and image blocks before, between and after them."""
+    for is_result, run in groupby(blocks, key=lambda block: isinstance(block, _ToolResult)):
+        if not is_result:
+            yield _seen(role, run)
             continue
         for block in run:
             if isinstance(block, _ToolResult):
                 content = _join(block.content or ())
                 yield ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id)
+
+
+def _seen(role: str, blocks: Iterable[_Block]) -> ChatMessage:
+    """Return the message of text and image blocks. Adjacent texts are separate paragraphs."""
+    content, images = "", list[tuple[int, str]]()
+    for is_text, run in groupby(blocks, key=lambda block: isinstance(block, _TextBlock)):
+        if is_text:
+            content += _join([block for block in run if isinstance(block, _TextBlock)])
+            continue
+        for block in run:
+            if isinstance(block, _ImageBlock):
+                images.append((len(content), f"data:{block.source.media_type};base64,{block.source.data}"))
+    return ChatMessage(role=role, content=content, images=tuple(images))
 
 
 def _join(blocks: Sequence[_TextBlock | _ResultText]) -> str:

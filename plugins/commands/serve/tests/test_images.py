@@ -1,0 +1,122 @@
+"""Chats with images, answered by a model that sees."""
+
+import asyncio
+import base64
+from contextlib import asynccontextmanager, closing
+from io import BytesIO
+from pathlib import Path
+
+import openai
+import pytest
+from PIL import Image
+
+from rlhf_core.config import ModelConfig
+from rlhf_core.models import model_kind_for
+from rlhf_core.prompts import PromptEncoder
+from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_episodes import Keys
+from rlhf_images import ImageLimits, ImageReader, read_images
+from rlhf_models import open_engine
+from rlhf_serve.seeing import MAX_PIXELS
+from rlhf_serve.server import start
+from rlhf_serve.serving import serve_model
+from rlhf_testing.models import save_tiny_model
+from rlhf_web import ServerLimits
+
+VISION = ModelConfig(path="builtin:tiny-vision", device="cpu")
+
+
+@asynccontextmanager
+async def client_of(config):
+    with closing(serve_model(config, engine="hf", seed=0, max_new_tokens=4)) as model:
+        keys = Keys()
+        key = keys.add(model)
+        server = await start(keys.find, host="127.0.0.1", port=0, limits=ServerLimits(), model="mine")
+        try:
+            async with openai.AsyncOpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
+                yield client
+        finally:
+            server.close()
+            await asyncio.sleep(0)
+
+
+def address(size=(32, 32), color=200):
+    file = BytesIO()
+    Image.new("L", size, color).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def question(*addresses, role="user"):
+    parts = [{"type": "image_url", "image_url": {"url": each}} for each in addresses]
+    return [{"role": role, "content": [{"type": "text", "text": "Which "}, *parts, {"type": "text", "text": "digit?"}]}]
+
+
+async def refusal_of(client, messages, **options):
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="mine", messages=messages, **options)
+    return caught.value.message
+
+
+def expected_text(image_address):
+    """Answer to `question` from the engine itself, for the prompt that a run would have."""
+    kind = model_kind_for(VISION)
+    opened = open_engine(VISION, "hf", 0)
+    parts = [{"type": "text", "text": "Which "}, {"type": "image", "url": image_address}]
+    record = {"prompt": [{"role": "user", "content": [*parts, {"type": "text", "text": "digit?"}]}]}
+    record = read_images(record, ImageReader(ImageLimits(), Path()))
+    prompt = PromptEncoder(opened.tokenizer, kind=kind).prompt(record, 0, "prompt")
+    request = GenerationRequest(sample_id=0, prompt_ids=prompt.prompt_ids, inputs=prompt.columns.model_inputs)
+    (answer,) = opened.engine.generate([request], SamplingParams(max_new_tokens=4, greedy=True))
+    return opened.tokenizer.decode(list(answer.token_ids), skip_special_tokens=True), len(prompt.prompt_ids)
+
+
+def test_the_answer_to_an_image_is_that_of_the_engine():
+    async def ask():
+        async with client_of(VISION) as client:
+            reply = await client.chat.completions.create(model="mine", messages=question(address()), temperature=0)
+            return reply.choices[0].message.content, reply.usage.prompt_tokens
+
+    assert asyncio.run(ask()) == expected_text(address())
+
+
+def test_a_block_of_anthropic_is_the_same_question():
+    data = address().partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "text", "text": "Which "}, {"type": "image", "source": source}]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": "digit?"}]}]
+
+    async def ask():
+        async with client_of(VISION) as client:
+            body = {"model": "mine", "max_tokens": 4, "temperature": 0, "messages": messages}
+            reply = await client.post("/messages", body=body, cast_to=dict)
+            count = await client.post(
+                "/messages/count_tokens", body={"model": "mine", "messages": messages}, cast_to=dict
+            )
+            return "".join(block["text"] for block in reply["content"]), count["input_tokens"]
+
+    assert asyncio.run(ask()) == expected_text(address())
+
+
+def test_what_is_refused():
+    async def ask():
+        async with client_of(VISION) as client:
+            for sent in ("https://example.org/x.png", "digits/0.png", "file:///etc/passwd"):
+                assert "images in the request itself" in await refusal_of(client, question(sent))
+            assert "pixels" in await refusal_of(client, question(address((2049, MAX_PIXELS // 2048))))
+            assert "is not base64" in await refusal_of(client, question("data:image/png;base64,!"))
+            assert "cannot contain images" in await refusal_of(client, question(address(), role="system"))
+            assert "logprobs" in await refusal_of(client, question(address()), logprobs=True)
+            tool = {"type": "function", "function": {"name": "now"}}
+            assert "cannot have tools" in await refusal_of(client, question(address()), tools=[tool])
+            unknown = [{"role": "user", "content": [{"type": "input_audio"}]}]
+            assert "parts of the types text, image_url" in await refusal_of(client, unknown)
+
+    asyncio.run(ask())
+
+
+def test_a_model_that_does_not_see_refuses_images(tmp_path):
+    async def ask():
+        async with client_of(ModelConfig(path=str(save_tiny_model(tmp_path)), device="cpu")) as client:
+            return await refusal_of(client, question(address()))
+
+    assert "does not accept images" in asyncio.run(ask())
