@@ -60,7 +60,8 @@ class PPOConfig(PolicyObjectiveSection):
         0.0, ge=0, lt=1, description="Weight of the pretraining (language modeling) loss in the policy's loss."
     )
     ptx_path: str | None = Field(
-        None, description="JSON Lines file of pretraining text, one `text` per line. Required if ptx_coef > 0."
+        None,
+        description="JSON Lines file with `text`, or `prompt` and `completion`, per line. Required if ptx_coef > 0.",
     )
     ptx_max_tokens: int = Field(512, ge=2, description="Maximum tokens per pretraining text. The rest is cut off.")
 
