@@ -231,6 +231,7 @@ class GroupPass(ABC):
 
     `RolloutAlgorithm.passes` builds it once per process that makes samples. `run` is called on every rank after the
     groups of a batch of prompts are sampled and scored, `published` after the process's trained models get new weights.
+    A pass that keeps state has `state_dict()` and `load_state_dict(state)`, like a `Player`: checkpoints contain it.
 
     Example:
         for version in versions:
