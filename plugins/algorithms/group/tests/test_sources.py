@@ -19,7 +19,7 @@ from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience
 from rlhf_group.config import GRPOConfig, ImitationConfig, OnlineDPOConfig, RejectionSamplingConfig, RLOOConfig
-from rlhf_group.sources import COLUMNS, Sources, _ranked, best_answers, pairs_of_groups
+from rlhf_group.sources import COLUMNS, Sources, best_answers, pairs_of_groups, ranked
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 SCORES = [0.5, 2.0, 2.0, -1.0, 1.0, 1.0]
@@ -38,7 +38,7 @@ def test_the_best_answers_are_imitated() -> None:
     view = view_of(SCORES, GROUPS)
 
     def selected(**options: Any) -> list[int]:
-        return best_answers(view, _ranked(view), ImitationConfig(**options)).nonzero().flatten().tolist()
+        return best_answers(view, ranked(view), ImitationConfig(**options)).nonzero().flatten().tolist()
 
     assert selected() == [1, 4], "the earlier of two equal answers"
     assert selected(best=3) == [0, 1, 2, 4, 5]
@@ -48,14 +48,14 @@ def test_the_best_answers_are_imitated() -> None:
 
 def test_pairs_are_of_answers_that_differ() -> None:
     view = view_of(SCORES, GROUPS)
-    assert pairs_of_groups(view, _ranked(view), 0.0).tolist() == [0, 1, 0, -1, 0, 0]
-    assert pairs_of_groups(view, _ranked(view), 3.5).tolist() == [0] * 6
+    assert pairs_of_groups(view, ranked(view), 0.0).tolist() == [0, 1, 0, -1, 0, 0]
+    assert pairs_of_groups(view, ranked(view), 3.5).tolist() == [0] * 6
 
 
 def test_all_rows_of_an_answer_that_branched_have_its_mark() -> None:
     view = view_of([2.0, 2.0, 1.0, 0.0, 0.0], [0] * 5, samples=[0, 0, 1, 2, 2])
-    assert pairs_of_groups(view, _ranked(view), 0.0).tolist() == [1, 1, 0, -1, -1]
-    assert best_answers(view, _ranked(view), ImitationConfig(best=2)).tolist() == [True, True, True, False, False]
+    assert pairs_of_groups(view, ranked(view), 0.0).tolist() == [1, 1, 0, -1, -1]
+    assert best_answers(view, ranked(view), ImitationConfig(best=2)).tolist() == [True, True, True, False, False]
 
 
 def reference_loss(log_probs: Any, reference: Any, pairs: list[tuple[int, int]], kind: str, beta: float) -> float:
@@ -195,7 +195,7 @@ def test_marks_of_another_batch_are_not_needed(episode: Callable[..., Experience
     ("kind", "options", "message"),
     [
         (GRPOConfig, {"policy_coef": 0}, "leaves nothing to learn from answers"),
-        (RLOOConfig, {"policy_coef": 0, "imitation": {}}, "the KL in the reward has no effect"),
+        (RLOOConfig, {"policy_coef": 0, "imitation": {}}, "nothing learns from the KL in the reward"),
         (GRPOConfig, {"preference": {}, "mask_truncated": True}, "of which mask_truncated masks parts"),
         (GRPOConfig, {"preference": {}, "divergence_bound": 0.1}, "of which divergence_bound masks parts"),
         (RejectionSamplingConfig, {"imitation": {"best": None}}, "good and bad: set best or min_score"),

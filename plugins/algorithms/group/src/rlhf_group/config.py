@@ -81,7 +81,9 @@ class CriticFreeConfig(PolicyObjectiveSection):
         if self.policy_coef == 0 and self.imitation is None and self.preference is None:
             raise ValueError("policy_coef: 0 leaves nothing to learn from answers: set imitation or preference")
         if self.policy_coef == 0 and self.kl_in == "reward" and self.kl_coef > 0:
-            raise ValueError("with policy_coef: 0 the KL in the reward has no effect: set kl_in: loss, or kl_coef: 0")
+            raise ValueError(
+                "with policy_coef: 0 nothing learns from the KL in the reward: set kl_in: loss, or kl_coef: 0"
+            )
         masks = ("importance_token_range", "importance_sequence_range", "importance_outlier_range", "divergence_bound")
         dropping = ["mask_truncated"] * self.mask_truncated + list(self.given(*masks))
         if self.preference is not None and dropping:

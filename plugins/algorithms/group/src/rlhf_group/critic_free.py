@@ -17,7 +17,7 @@ from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import BufferItem, Experience, Role, RolloutGroup
 from rlhf_forward import aggregate_count
-from rlhf_objective import PolicyObjective, TextFile, check_groups, group_spread
+from rlhf_objective import PolicyObjective, TextFile, check_groups, group_spread, text_count, text_loss
 
 from .config import CriticFreeConfig
 from .sources import COLUMNS, Sources, rows_at
@@ -103,7 +103,7 @@ class CriticFree(PolicyObjective):
         if sources.preference is not None:
             counts["preference"] = sources.num_pairs(batch)
         if sources.records is not None:
-            counts["records"] = sources.num_text_tokens(batch)
+            counts["records"] = text_count(batch)
         return counts
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
@@ -123,7 +123,7 @@ class CriticFree(PolicyObjective):
             sums["preference"], of_pairs = sources.preference_sum(rows, log_probs)
             metrics |= of_pairs
         if sources.records is not None:
-            sums["records"] = sources.text_sum(policy, batch)
+            sums["records"] = text_loss(policy, batch)
         measured = log_probs.detach()
         if places is not None:  # of other answers, only the engine's log-probs are known
             width = measured.shape[1]

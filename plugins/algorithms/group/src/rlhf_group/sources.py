@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_core import Column, Columns
 from rlhf_core.algorithm import LossTerm, Mean
@@ -14,7 +14,7 @@ from rlhf_core.batching import collate, split, to_device
 from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import BufferItem, Experience
 from rlhf_forward import masked_sum
-from rlhf_objective import TextFile, dpo_loss, sum_of_pairs, text_count, text_loss
+from rlhf_objective import TextFile, dpo_loss, sum_of_pairs
 
 from .config import ImitationConfig, PreferenceConfig, RecordsConfig
 
@@ -48,7 +48,7 @@ class Sources:
 
     def marked(self, rows: Experience, view: EpisodeView, metrics: dict[str, float]) -> Experience:
         """Return the rows with the marks of selected answers and pairs. Adds fractions of the episode to `metrics`."""
-        answers, values = _ranked(view), {}
+        answers, values = ranked(view), {}
         if self.imitation is not None:
             imitated = best_answers(view, answers, self.imitation)
             num_selected = len(set(view.sample_ids[imitated].tolist()))
@@ -81,10 +81,6 @@ class Sources:
         """Number of pairs in the batch."""
         return float(_pairs(batch, torch.zeros_like(batch.action_log_probs), per_token=False).counts.sum())
 
-    def num_text_tokens(self, batch: Experience) -> float:
-        """Number of predicted tokens in the texts of the batch."""
-        return text_count(batch)
-
     def preference_sum(self, batch: Experience, log_probs: Tensor) -> tuple[Tensor, dict[str, Mean]]:
         """Return the sum of the pairs' losses (scalar), and metrics.
 
@@ -97,17 +93,13 @@ class Sources:
         pairs = _pairs(batch, log_probs - batch.reference_log_probs, per_token=kind == "ipo")
         return sum_of_pairs(dpo_loss(pairs.chosen, pairs.rejected, beta=beta, kind=kind), pairs.counts)
 
-    def text_sum(self, policy: nn.Module, batch: Experience) -> Tensor:
-        """Return the summed cross-entropy of the texts of the batch (scalar)."""
-        return text_loss(policy, batch)
-
 
 Answers = list[list[list[int]]]
-"""For each prompt, for each answer from the highest to the lowest score, its rows. The earlier one of two equal ones
-comes first."""
+"""For each prompt, for each answer from the highest to the lowest score, the indices of its rows."""
 
 
-def _ranked(view: EpisodeView) -> Answers:
+def ranked(view: EpisodeView) -> Answers:
+    """Return the answers to each prompt in order of their scores. The earlier of two equal ones comes first."""
     groups: dict[int, dict[int, list[int]]] = {}
     for row, (group, sample) in enumerate(zip(view.group_ids.tolist(), view.sample_ids.tolist(), strict=True)):
         groups.setdefault(group, {}).setdefault(sample, []).append(row)
@@ -118,8 +110,8 @@ def _ranked(view: EpisodeView) -> Answers:
 def best_answers(view: EpisodeView, answers: Answers, options: ImitationConfig) -> Tensor:
     """Return [B] bool, True for the rows of the answers to imitate."""
     chosen = torch.zeros(len(view.scores), dtype=torch.bool)
-    for ranked in answers:
-        for rows in ranked[: options.best]:
+    for best_first in answers:
+        for rows in best_first[: options.best]:
             chosen[rows] = options.min_score is None or float(view.scores[rows[0]]) >= options.min_score
     return chosen
 
@@ -127,8 +119,8 @@ def best_answers(view: EpisodeView, answers: Answers, options: ImitationConfig) 
 def pairs_of_groups(view: EpisodeView, answers: Answers, min_gap: float) -> Tensor:
     """Return [B] int8: 1 for the rows of a prompt's best answer, -1 for its worst, if their scores differ enough."""
     marks = torch.zeros(len(view.scores), dtype=torch.int8)
-    for ranked in answers:
-        best, worst = ranked[0], ranked[-1]
+    for best_first in answers:
+        best, worst = best_first[0], best_first[-1]
         gap = float(view.scores[best[0]] - view.scores[worst[0]])
         if gap > 0 and gap >= min_gap:
             marks[best], marks[worst] = 1, -1
@@ -152,7 +144,7 @@ def rows_at(batch: Experience, places: Sequence[int]) -> Experience:
 
 
 def _answered(batch: Experience) -> Tensor:
-    """[B] bool, False for fillers, which have no tokens that count."""
+    """[B] bool, True unless all tokens of the row are masked, as in a filler."""
     return batch.action_mask.any(-1)
 
 
