@@ -82,7 +82,7 @@ class CriticFreeConfig(PolicyObjectiveSection):
             raise ValueError("policy_coef: 0 leaves nothing to learn from answers: set imitation or preference")
         if self.policy_coef == 0 and self.kl_in == "reward" and self.kl_coef > 0:
             raise ValueError(
-                "with policy_coef: 0 nothing learns from the KL in the reward: set kl_in: loss, or kl_coef: 0"
+                "with policy_coef: 0 nothing learns from the KL in the reward: set kl_in: loss or kl_coef: 0"
             )
         masks = ("importance_token_range", "importance_sequence_range", "importance_outlier_range", "divergence_bound")
         dropping = ["mask_truncated"] * self.mask_truncated + list(self.given(*masks))
