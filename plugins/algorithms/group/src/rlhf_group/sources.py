@@ -48,7 +48,7 @@ class Sources:
 
     def marked(self, rows: Experience, view: EpisodeView, metrics: dict[str, float]) -> Experience:
         """Return the rows with the marks of selected answers and pairs. Adds fractions of the episode to `metrics`."""
-        answers, values = ranked(view), {}
+        answers, values = ranked(view), dict[str, Tensor]()
         if self.imitation is not None:
             imitated = best_answers(view, answers, self.imitation)
             num_selected = len(set(view.sample_ids[imitated].tolist()))

@@ -17,7 +17,7 @@ from rlhf_core.runfolder import RunFolder
 if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
     from rlhf_core.rollout import Player, PlayerContext
-    from rlhf_core.wiring.inputs import RunInputs
+    from rlhf_core.wiring import RunInputs
 
 _NOT_RECORDED: Mapping[str, Any] = {
     "top_k": 0,
