@@ -28,6 +28,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "rejection-sampling, best 1": ("rejection-sampling", {}),
     "rejection-sampling, all right ones": ("rejection-sampling", {"imitation": {"best": None, "min_score": 1.0}}),
     "online-dpo": ("online-dpo", {}),
+    "online-dpo, imitation 0.2": ("online-dpo", {"imitation": {"coef": 0.2}}),
     "online-dpo, reference_every 10": ("online-dpo", {"reference_every": 10}),
     "grpo, kl_coef 0.04": ("grpo", {"kl_coef": 0.04}),
     "grpo, kl_coef 0.04, reference_every 10": ("grpo", {"kl_coef": 0.04, "reference_every": 10}),

@@ -43,4 +43,4 @@ def test_all_sources_start(place: str, tmp_path: Path) -> None:
     assert result is not None
     (line,) = result.metrics
     assert {"loss/policy", "loss/kl", "loss/imitation", "loss/preference", "loss/records"} <= set(line)
-    assert line["imitation/selected_fraction"] == 0.25 and line["policy/grad_norm"] > 0
+    assert 0 < line["imitation/selected_fraction"] <= 0.25 and line["policy/grad_norm"] > 0

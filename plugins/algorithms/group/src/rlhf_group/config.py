@@ -19,7 +19,9 @@ class ImitationConfig(Section):
     best: int | None = Field(
         1, ge=1, description="Imitate at most this many answers to each prompt, those with the highest scores."
     )
-    min_score: float | None = Field(None, description="Imitate only answers with at least this score.")
+    min_score: float | None = Field(
+        None, description="Imitate only answers with at least this score. null: those above the prompt's lowest score."
+    )
 
     @model_validator(mode="after")
     def _selects(self) -> ImitationConfig:

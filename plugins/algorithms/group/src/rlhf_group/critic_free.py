@@ -27,25 +27,13 @@ def build(config: CriticFreeConfig, context: AlgorithmContext) -> CriticFree:
     """Build the algorithm. Raise `ConfigError` if it compares groups and `samples_per_prompt` is 1."""
     algorithm = CriticFree(config, context)
     check_groups(config.algorithm, algorithm.estimator, context.samples_per_prompt)
-    _check_sources(config, context.samples_per_prompt)
-    return algorithm
-
-
-def _check_sources(config: CriticFreeConfig, samples_per_prompt: int) -> None:
-    """Raise `ConfigError` if the answers to a prompt are too few to choose from."""
-    best = None if config.imitation is None or config.imitation.min_score is not None else config.imitation.best
-    if best is not None and best >= samples_per_prompt:
-        raise ConfigError(
-            f"is {best}, so that all {samples_per_prompt} answers to a prompt are imitated, good and bad",
-            where="algorithm.imitation.best",
-            hint="set train.samples_per_prompt above it, or set imitation.min_score",
-        )
-    if config.preference is not None and samples_per_prompt < 2:
+    if config.preference is not None and context.samples_per_prompt < 2:
         raise ConfigError(
             "is 1, but a preference pair needs two answers to a prompt",
             where="train.samples_per_prompt",
             hint="set train.samples_per_prompt to 2 or more",
         )
+    return algorithm
 
 
 class CriticFree(PolicyObjective):

@@ -109,10 +109,12 @@ def ranked(view: EpisodeView) -> Answers:
 
 def best_answers(view: EpisodeView, answers: Answers, options: ImitationConfig) -> Tensor:
     """Return [B] bool, True for the rows of the answers to imitate."""
-    chosen = torch.zeros(len(view.scores), dtype=torch.bool)
+    scores, chosen = view.scores.tolist(), torch.zeros(len(view.scores), dtype=torch.bool)
     for best_first in answers:
+        worst = scores[best_first[-1][0]]
         for rows in best_first[: options.best]:
-            chosen[rows] = options.min_score is None or float(view.scores[rows[0]]) >= options.min_score
+            score = scores[rows[0]]
+            chosen[rows] = score > worst if options.min_score is None else score >= options.min_score
     return chosen
 
 
