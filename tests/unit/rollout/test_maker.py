@@ -203,7 +203,7 @@ def test_times_are_taken_once(make_maker):
     assert maker.take_times().response_tokens == 0
 
 
-class Counting:
+class CountingPass:
     """A pass that counts the samples so far."""
 
     def __init__(self):
@@ -217,10 +217,10 @@ class Counting:
 
 
 def test_passes_keep_state_in_checkpoints(make_maker):
-    passes, later = SimpleNamespace(passes=[Counting(), object()]), SimpleNamespace(passes=[Counting()])
+    passes, later = SimpleNamespace(passes=[CountingPass(), object()]), SimpleNamespace(passes=[CountingPass()])
     passes.passes[0].count = 5
     state = make_maker(passes=passes).state_dict()
-    assert state == {"Counting": {"count": 5}}
+    assert state == {"CountingPass": {"count": 5}}
     make_maker(passes=later).load_state_dict(state)
     assert later.passes[0].count == 5
     assert make_maker().state_dict() == {}

@@ -42,7 +42,6 @@ from .functional.off_policy import DivergenceBound as DivergenceBound
 from .functional.off_policy import OffPolicyCorrection as OffPolicyCorrection
 from .functional.off_policy import off_policy_correction as off_policy_correction
 from .functional.off_policy import overlong_penalty as overlong_penalty
-from .functional.preferences import DPOKind as DPOKind
 from .functional.preferences import PairLoss as PairLoss
 from .functional.preferences import dpo_loss as dpo_loss
 from .functional.preferences import sum_of_pairs as sum_of_pairs

@@ -36,9 +36,21 @@ class TextExperience(Experience):
 
 
 class TextData(Protocol):
-    """Adds texts to a batch."""
+    """Adds texts to a batch.
 
-    def attach(self, batch: Experience, items: Sequence[BufferItem]) -> TextExperience: ...
+    Example:
+        batch = texts.attach(collate(items), items)  # in `Algorithm.collate`
+        loss = text_loss(policy, batch) / text_count(batch)
+    """
+
+    def attach(self, batch: Experience, items: Sequence[BufferItem]) -> TextExperience:
+        """Return the batch with texts.
+
+        Args:
+            batch: The collated items.
+            items: The items. If all of them are masked, no token of the texts counts.
+        """
+        ...
 
 
 class TextFile:
@@ -86,7 +98,11 @@ class TextLoader:
     """
 
     def __init__(self, batches: Iterator[Mapping[str, Tensor]]) -> None:
-        """Read from `batches`, an endless iterator."""
+        """Read batches as they are needed.
+
+        Args:
+            batches: An endless iterator.
+        """
         self._batches = batches
         self._last: Mapping[str, Tensor] | None = None
 
@@ -116,13 +132,28 @@ def with_text(batch: Experience, ids: Tensor, real: Tensor, predicted: Tensor) -
 
 
 def text_count(batch: Experience) -> float:
-    """Number of predicted tokens in the texts of the batch, which is its share of the divisor."""
+    """Count the predicted tokens in the texts of a batch, which is its share of the divisor.
+
+    Args:
+        batch: A result of `TextData.attach`.
+
+    Returns:
+        Number of tokens.
+    """
     assert isinstance(batch, TextExperience)
     return float(batch.text_mask.sum())
 
 
 def text_loss(policy: nn.Module, batch: Experience) -> Tensor:
-    """Sum of -log p over the predicted tokens of the texts, in nats at temperature 1 (scalar)."""
+    """Sum -log p over the predicted tokens of the texts of a batch, at temperature 1.
+
+    Args:
+        policy: A causal LM, possibly wrapped.
+        batch: A result of `TextData.attach`, on the model's device.
+
+    Returns:
+        Scalar, in nats.
+    """
     assert isinstance(batch, TextExperience)
     logits = causal_lm_logits(policy, batch.text_ids, batch.text_attention_mask)
     mask = batch.text_mask[:, 1:]
