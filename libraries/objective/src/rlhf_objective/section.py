@@ -169,7 +169,7 @@ class PolicyObjectiveSection(FunctionSection):
     def _refresh_problems(self, run: ResolvedRun) -> Iterator[Problem]:
         """Yield the reasons why this run cannot refresh its reference."""
         if self.reference_every is None:
-            if "reference_mix" in self.model_fields_set:
+            if self.reference_mix != 1.0:
                 yield Problem("reference_mix", "mixes a refreshed reference", "set reference_every, too")
             return
         name, strategy = "reference_every", run.strategy
