@@ -16,7 +16,7 @@ from rlhf_core.types import BufferItem, Experience
 from rlhf_forward import masked_sum
 from rlhf_objective import TextFile, dpo_loss, sum_of_pairs
 
-from .config import ImitationConfig, PreferenceConfig, RecordsConfig
+from .source_options import ImitationConfig, PreferenceConfig, RecordsConfig
 
 IMITATED = "imitated"
 """Column: True if the cross-entropy of the answer is part of the loss."""

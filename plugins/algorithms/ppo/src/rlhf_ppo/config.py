@@ -71,7 +71,7 @@ class PPOConfig(PolicyObjectiveSection):
             raise ValueError("ptx_coef > 0 requires pretraining text: set ptx_path to a JSON Lines file")
         if self.kl_controller == "adaptive" and self.kl_in == "loss":
             raise ValueError("the adaptive controller requires the KL penalty in the reward: set kl_in to reward")
-        if self.lam_alpha is not None and "lam" in self.model_fields_set:
+        if self.lam_alpha is not None and self.lam != PPOConfig.model_fields["lam"].default:
             raise ValueError("lam_alpha replaces lam: remove one of them (critic_lam is that of the critic's targets)")
         return self
 

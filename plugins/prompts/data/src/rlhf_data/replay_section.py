@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pydantic import Field
 
@@ -40,6 +40,16 @@ class ReplayConfig(Section):
     episodes: int | None = Field(
         None, ge=1, description="Replay only the prompts of this many first episodes, then sample. null replays all."
     )
+
+    adapt_reasons: ClassVar[Mapping[str, str]] = {"replay": "other processes and a resume need an absolute path"}
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Make the path absolute.
+
+        Args:
+            run: The resolved run.
+        """
+        return self.model_copy(update={"replay": str(Path(self.replay).absolute())})
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         """Yield problems of this run and of the recorded one.
