@@ -130,3 +130,25 @@ def test_dynamic_sampling_that_never_fills_ends_with_its_reason(tmp_path: Path) 
     with pytest.raises(RlhfError, match=r"dynamic sampling: episode 0 drew \d+ prompts that were all refused") as error:
         train(run, output=tmp_path / "run")
     assert "more samples_per_prompt" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "grpo", "reference_every": 2, "imitation": {}, "preference": {}},
+        {"name": "online-dpo"},
+        {"name": "rejection-sampling"},
+        {"name": "ppo", "lam_alpha": 0.05},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_a_resolved_run_file_is_valid_again(algorithm: dict[str, Any]) -> None:
+    """As other processes and a resume read it, with every option."""
+    resolved = resolve(tiny_run({"algorithm": algorithm})).to_mapping()
+    assert resolve(resolved).to_mapping() == resolved
+
+
+def test_the_path_of_records_is_absolute_for_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    algorithm = resolve(tiny_run({"algorithm": {"name": "grpo", "records": {"path": "texts.jsonl"}}})).algorithm
+    assert algorithm.config.records.path == str(tmp_path / "texts.jsonl")  # type: ignore[attr-defined]
