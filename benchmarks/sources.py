@@ -34,6 +34,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo, kl_coef 0.04, reference_every 10": ("grpo", {"kl_coef": 0.04, "reference_every": 10}),
 }
 """Name -> algorithm, and its options."""
+LEARNING_RATES = {"online-dpo": 1e-4}
+"""Algorithm -> learning rate, if it is not the one of the quickstart (3e-4)."""
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -63,7 +65,9 @@ def run(variant: str, seed: int, episodes: int, root: Path) -> tuple[float, floa
         if "records" in options:
             write_records(records)
             options = {**options, "records": {**options["records"], "path": str(records)}}
-        sets = {"train.seed": seed, "train.episodes": episodes, "eval.every_episodes": episodes}
+        sets: dict[str, Any] = {"train.seed": seed, "train.episodes": episodes, "eval.every_episodes": episodes}
+        if algorithm in LEARNING_RATES:
+            sets["optimizer.lr"] = LEARNING_RATES[algorithm]
         sets |= {"checkpoint.every_episodes": "null", **{f"algorithm.{key}": value for key, value in options.items()}}
         command = [str(Path(sys.executable).parent / "rlhf"), "train", "--algorithm", algorithm, "--quiet"]
         for key, value in sets.items():

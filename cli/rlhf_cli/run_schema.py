@@ -82,7 +82,8 @@ def run_schema(distributions: Collection[str] | None = None) -> tuple[dict[str, 
     )
     fields = {key: (with_nested(key, kind), Field(... if key == "model" else None)) for key, kind in sections.items()}
     # Without the base `Section`, since a section of a plugin may have the name of one of its methods.
-    whole: Any = create_model("RunConfig", __config__=RunConfig.model_config, __doc__=RunConfig.__doc__, **fields)
+    options: dict[str, Any] = {"__config__": RunConfig.model_config, "__doc__": RunConfig.__doc__, **fields}
+    whole: Any = create_model("RunConfig", **options)
     document = with_nested("", whole).model_json_schema()
     document |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rlhf run file"}
     return document, list(errors.values())

@@ -70,6 +70,11 @@ def test_a_file_gives_each_sample_its_text(tmp_path: Path) -> None:
     path.write_text('{"text": ""}\n')
     with pytest.raises(DataError, match="text.jsonl:1"):
         TextFile(str(path), TOKENIZER, max_tokens=3, option="algorithm.texts")
+    path.write_text('{"text": "1"}\n')
+    without_end = tiny_tokenizer("0123456789>,")
+    without_end.eos_token = None
+    with pytest.raises(DataError, match=r"text.jsonl:1.*leaves none to predict"):
+        TextFile(str(path), without_end, max_tokens=3, option="algorithm.texts")
 
 
 def test_a_completion_is_predicted_and_its_prompt_is_not(tmp_path: Path) -> None:

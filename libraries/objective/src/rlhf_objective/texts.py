@@ -199,7 +199,10 @@ def _encoded(
     text, completion = record.get("text"), record.get("completion")
     if isinstance(text, str) and text:
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        return torch.tensor((tokenizer(text)["input_ids"] + eos)[:max_tokens], dtype=torch.int64), 1
+        ids = (tokenizer(text)["input_ids"] + eos)[:max_tokens]
+        if len(ids) < 2:
+            raise DataError("its text has one token, which leaves none to predict", where=where, hint="remove the line")
+        return torch.tensor(ids, dtype=torch.int64), 1
     if not isinstance(completion, str) or not completion or "prompt" not in record:
         problem = "has neither a `text` nor a `prompt` and a `completion` that are not empty"
         raise DataError(problem, where=where, hint='write {"text": "…"} or {"prompt": …, "completion": "…"}')

@@ -18,8 +18,7 @@ from rlhf_core.columns import Columns
 from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience
-from rlhf_group.config import GRPOConfig, OnlineDPOConfig, RejectionSamplingConfig, RLOOConfig
-from rlhf_group.source_options import ImitationConfig
+from rlhf_group.config import GRPOConfig, ImitationConfig, OnlineDPOConfig, RejectionSamplingConfig, RLOOConfig
 from rlhf_group.sources import COLUMNS, Sources, best_answers, pairs_of_groups, ranked
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
@@ -78,8 +77,8 @@ def reference_loss(log_probs: Any, reference: Any, pairs: list[tuple[int, int]],
 
 @pytest.fixture
 def marked(episode: Callable[..., Experience]) -> Callable[..., Experience]:
-    def make(algorithm: Any, **fields: torch.Tensor) -> Experience:
-        rows = episode(SCORES, GROUPS, LENGTHS, **fields)
+    def make(algorithm: Any, rows: Any = (SCORES, GROUPS, LENGTHS), **fields: torch.Tensor) -> Experience:
+        rows = episode(*rows, **fields)
         with_advantages: Experience = algorithm.advantages(rows)
         return with_advantages
 
@@ -106,6 +105,32 @@ def test_online_dpo_equals_a_slow_reference(kind: str, algorithm: Any, marked: A
     rows = torch.tensor([1, 3])
     assert (output.log_probs - everything)[rows][batch.action_mask[rows]].abs().max() < 1e-5
     assert gaps.abs().max() > 1e-3, "the other answers are not computed"
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.7])
+def test_the_gradient_of_online_dpo_is_that_of_trl(beta: float, algorithm: Any, marked: Any) -> None:
+    """TRL's `OnlineDPOTrainer`: with two answers to a prompt, on sums of log-probs, and a mean over pairs."""
+    scores, lengths = [0.5, 2.0, 1.0, -1.0], [3, 5, 4, 2]
+    draw = torch.Generator().manual_seed(1)
+    reference, start = -torch.rand(4, 5, generator=draw), -3 * torch.rand(4, 5, generator=draw)
+    made = algorithm("online-dpo", {"preference": {"beta": beta}}, samples_per_prompt=2)
+    batch = marked(made, (scores, [0, 0, 1, 1], lengths), reference_log_probs=reference)
+    sources = Sources(preference=made.config.preference)
+    log_probs = start.clone().requires_grad_()
+    ours = sources.preference_sum(batch, log_probs)[0] / made.counts(batch)["preference"]
+    ours.backward()
+    theirs = start.double().requires_grad_()
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    sums, reference_sums = (theirs * mask).sum(1), (reference.double() * mask).sum(1)
+    is_first = torch.tensor(scores)[0::2] >= torch.tensor(scores)[1::2]
+    chosen, rejected = torch.arange(0, 4, 2) + (~is_first).long(), torch.arange(0, 4, 2) + is_first.long()
+    ratios = (sums[chosen] - sums[rejected]) - (reference_sums[chosen] - reference_sums[rejected])
+    expected = -torch.nn.functional.logsigmoid(beta * ratios).mean()
+    expected.backward()
+    torch.testing.assert_close(ours.double(), expected, rtol=1e-6, atol=1e-7)
+    assert log_probs.grad is not None and theirs.grad is not None
+    torch.testing.assert_close(log_probs.grad.double(), theirs.grad, rtol=1e-5, atol=1e-8)
+    assert log_probs.grad[1, 0] < 0 < log_probs.grad[0, 0], "a step raises the better answer and lowers the worse one"
 
 
 def test_rejection_sampling_equals_a_slow_reference(algorithm: Any, marked: Any) -> None:
@@ -197,6 +222,7 @@ def test_marks_of_another_batch_are_not_needed(episode: Callable[..., Experience
     [
         (GRPOConfig, {"policy_coef": 0}, "leaves nothing to learn from answers"),
         (RLOOConfig, {"policy_coef": 0, "imitation": {}}, "nothing learns from the KL in the reward"),
+        (OnlineDPOConfig, {"importance_cap": 2.0}, "importance_cap weights the policy loss, which policy_coef: 0"),
         (GRPOConfig, {"preference": {}, "mask_truncated": True}, "of which mask_truncated masks parts"),
         (GRPOConfig, {"preference": {}, "divergence_bound": 0.1}, "of which divergence_bound masks parts"),
         (RejectionSamplingConfig, {"imitation": {"best": None}}, "good and bad: set best or min_score"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ EDITS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     "other prompt": (changed(2, prompt_ids=[5, 6]), r"sample 2: its prompt is not the one of this run"),
     "other lengths": (changed(2, logprobs=[-1.0]), r"samples\.jsonl:3: is not a sample of a single answer"),
     "not a number": (changed(2, logprobs="1"), r"samples\.jsonl:3: is not a sample of a single answer"),
+    "no mask": (changed(2, action_mask=1), r"samples\.jsonl:3: is not a sample of a single answer"),
 }
 
 
@@ -139,6 +141,18 @@ def test_a_file_that_changes_during_the_replay_is_named(copied: Any) -> None:
     samples.path.unlink()
     with pytest.raises(DataError, match="cannot be read"):
         samples.answer(4)
+
+
+@pytest.mark.parametrize("values", [{"logprobs": [10**400]}, {"logprobs": [math.nan]}, {"completion_ids": [True]}])
+def test_numbers_that_cannot_be_are_named(values: dict[str, Any], tmp_path: Path) -> None:
+    line = {"sample_id": 0, "prompt_ids": [5], "completion_ids": [6], "logprobs": [-1.0], "action_mask": [True]}
+    line |= {"completion": "1", "finish_reason": "stop", "policy_version": 0}
+    path = tmp_path / "samples.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    assert RecordedSamples(path).answer(0).logprobs == (-1.0,)
+    path.write_text(json.dumps({**line, **values}) + "\n")
+    with pytest.raises(DataError, match=r"samples\.jsonl:1: is not a sample of a single answer"):
+        RecordedSamples(path).answer(0)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -16,7 +16,7 @@ from rlhf_core.types import BufferItem, Experience
 from rlhf_forward import masked_sum
 from rlhf_objective import TextFile, dpo_loss, sum_of_pairs
 
-from .source_options import ImitationConfig, PreferenceConfig, RecordsConfig
+from .config import ImitationConfig, PreferenceConfig, RecordsConfig
 
 IMITATED = "imitated"
 """Column: True if the cross-entropy of the answer is part of the loss."""
@@ -75,7 +75,8 @@ class Sources:
 
     def imitation_mask(self, batch: Experience) -> Tensor:
         """[B, A] bool, True for the tokens of selected answers."""
-        return batch.action_mask & batch.columns[IMITATED].unsqueeze(-1)
+        imitated: Tensor = batch.columns[IMITATED]
+        return batch.action_mask & imitated.unsqueeze(-1)
 
     def num_pairs(self, batch: Experience) -> float:
         """Number of pairs in the batch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,9 @@ from typing import Any
 from rlhf_core.errors import DataError
 from rlhf_core.rollout import Played, Player, PlayerContext, Row
 from rlhf_core.types import Completion, FinishReason, Prompt
+
+MAX_NATS = 1e9
+"""A log-prob beyond it (or not finite) is no log-prob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +189,16 @@ def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
         hint = "make that run again with --set logging.sample_tokens=true"
         raise DataError(f"lacks {absent[0]}", where=where, hint=hint)
     versions = record.get("policy_versions", [])
-    ids, logprobs = record["completion_ids"], record["logprobs"]
+    ids, logprobs, sampled = record["completion_ids"], record["logprobs"], record["action_mask"]
     is_valid = (
         all(_is_list_of(values, int) for values in (record["prompt_ids"], ids, versions))
         and _is_list_of(logprobs, (int, float))
-        and all(math.isfinite(value) for value in logprobs)
+        and all(abs(value) < MAX_NATS for value in logprobs)
         and min([*ids, *record["prompt_ids"]], default=-1) >= 0
-        and 0 < len(ids) == len(logprobs) == len(record["action_mask"])
+        and _is_list_of(sampled, bool)
+        and 0 < len(ids) == len(logprobs) == len(sampled)
         and len(versions) in (0, len(ids))
-        and all(record["action_mask"])
+        and all(sampled)
         and record.get("finish_reason") in ("stop", "length")
         and isinstance(record.get("policy_version"), int)
         and isinstance(record.get("completion"), str)
@@ -206,7 +209,7 @@ def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
         prompt_ids=tuple(record["prompt_ids"]),
         completion=record["completion"],
         token_ids=tuple(ids),
-        logprobs=tuple(logprobs),
+        logprobs=tuple(map(float, logprobs)),
         finish_reason=record["finish_reason"],
         policy_version=record["policy_version"],
         policy_versions=tuple(versions),
@@ -214,4 +217,6 @@ def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
 
 
 def _is_list_of(values: Any, kind: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(each, kind) for each in values)
+    return isinstance(values, list) and all(
+        isinstance(each, kind) and (kind is bool or not isinstance(each, bool)) for each in values
+    )
