@@ -15,7 +15,7 @@ from rlhf_core.rollout import Played, Player, PlayerContext, Row
 from rlhf_core.types import Completion, FinishReason, Prompt
 
 MAX_NATS = 1e9
-"""A log-prob beyond it (or not finite) is no log-prob."""
+"""Bound on the size of a log-prob, which is also finite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,9 +77,9 @@ def config_of(
             where=f"{_WHERE}.options",
             hint="pass critic=Critic.from_pretrained(…) to the trainer",
         )
-    if options.reference_every is not None:
+    if options.reference_every is not None or options.reference_mix != 1.0:
         raise UserInputError(
-            "reference_every: the reference is an argument of the trainer, which does not change it",
+            "reference_every, reference_mix: the reference is an argument of the trainer, which does not change it",
             where=f"{_WHERE}.options",
             hint="use the algorithm ppo of a run file, or load new weights into initial_model in a callback",
         )
