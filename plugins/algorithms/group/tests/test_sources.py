@@ -100,7 +100,7 @@ def test_online_dpo_equals_a_slow_reference(kind: str, algorithm: Any, marked: A
     everything = made.policy_log_probs(policy, batch).detach().double()
     expected = reference_loss(everything, reference.double(), [(1, 3)], kind, 0.3)
     assert set(output.sums) == {"preference"}
-    assert float(output.sums["preference"]) == pytest.approx(expected, rel=1e-4)
+    assert float(output.sums["preference"].detach()) == pytest.approx(expected, rel=1e-4)
     gaps = (output.log_probs - everything)[batch.action_mask]
     rows = torch.tensor([1, 3])
     assert (output.log_probs - everything)[rows][batch.action_mask[rows]].abs().max() < 1e-5
@@ -141,7 +141,7 @@ def test_rejection_sampling_equals_a_slow_reference(algorithm: Any, marked: Any)
     assert made.counts(batch) == {"imitation": 1 + 4}
     assert made.terms["imitation"].coefficient == 0.5
     output = made.loss({"policy": policy}, batch)
-    assert float(output.sums["imitation"]) == pytest.approx(expected, rel=1e-5)
+    assert float(output.sums["imitation"].detach()) == pytest.approx(expected, rel=1e-5)
 
 
 def test_all_sources_are_summed_in_one_update(algorithm: Any, marked: Any, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_filler_counts_nothing_and_keeps_its_graph(algorithm: Any, marked: Any
         assert not any(made.counts(batch).values())
         (loss,) = made.loss({"policy": policy}, batch).sums.values()
         loss.backward()
-        assert float(loss) == 0.0 and all(float(each.grad.abs().sum()) == 0 for each in policy.parameters())
+        assert float(loss.detach()) == 0.0 and all(float(each.grad.abs().sum()) == 0 for each in policy.parameters())
 
 
 def test_tokens_that_do_not_count_are_not_imitated(algorithm: Any, marked: Any) -> None:
