@@ -50,9 +50,12 @@ def test_shorter_answers_are_learnt(options: dict[str, Any], tmp_path: Path) -> 
     assert len(metrics) == 8
     assert metrics[-1]["reward/mean"] > metrics[0]["reward/mean"] + 0.05
     for line in metrics:
-        if options["name"] == "rejection-sampling" and line.get("policy/skipped"):
-            continue  # the answers to each prompt have equal scores, so that none is imitated
-        assert {"policy/clip_fraction", "policy/entropy", "group/std_mean", "rollout/logprob_gap_max"} <= set(line)
+        expected = {"policy/clip_fraction", "policy/entropy", "group/std_mean", "rollout/logprob_gap_max"}
+        if options["name"] == "rejection-sampling":
+            if line.get("policy/skipped"):
+                continue  # the answers to each prompt have equal scores, so that none is imitated
+            expected -= {"rollout/logprob_gap_max"}  # is of the first update of an episode, which may be skipped
+        assert expected <= set(line)
         assert not [key for key in line if key.startswith(("value/", "critic/"))]
         assert ("kl/mean" in line) == (options.get("kl_coef") != 0 and options["name"] != "rejection-sampling")
 
