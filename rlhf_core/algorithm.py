@@ -229,8 +229,8 @@ class PassContext(Protocol):
 class GroupPass(ABC):
     """A pass that adds values to finished samples, in the process that made them, for many groups at once.
 
-    `RolloutAlgorithm.passes` builds it once per process that makes samples. `run` is called on every rank after the
-    groups of a batch of prompts are sampled and scored, `published` after the process's trained models get new weights.
+    `RolloutAlgorithm.passes` builds it once per process that makes samples. `run` is called on every rank after a batch
+    of groups is scored, `published` when the process has new weights. Checkpoints have its `state_dict`, if any.
 
     Example:
         for version in versions:

@@ -81,7 +81,10 @@ def run_schema(distributions: Collection[str] | None = None) -> tuple[dict[str, 
         _extended(EvalConfig, {"prompts": _optional(prompts), "sets": _optional(dict[str, a_set])}) | None
     )
     fields = {key: (with_nested(key, kind), Field(... if key == "model" else None)) for key, kind in sections.items()}
-    document = with_nested("", _extended(RunConfig, fields)).model_json_schema()
+    # Without the base `Section`, since a section of a plugin may have the name of one of its methods.
+    options: dict[str, Any] = {"__config__": RunConfig.model_config, "__doc__": RunConfig.__doc__, **fields}
+    whole: Any = create_model("RunConfig", **options)
+    document = with_nested("", whole).model_json_schema()
     document |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rlhf run file"}
     return document, list(errors.values())
 

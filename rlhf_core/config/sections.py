@@ -327,8 +327,8 @@ class LoggingConfig(Section):
     )
     sample_tokens: bool = Field(
         False,
-        description="Also write the token ids of each sample: prompt_ids, completion_ids, and action_mask, which is "
-        "true for the tokens that the policy sampled.",
+        description="Also write the tokens of each sample: prompt_ids, completion_ids, logprobs, and action_mask, "
+        "which is true for the tokens that the policy sampled.",
     )
 
 

@@ -80,6 +80,7 @@ class PolicyExperienceMaker:
         self._scorer = scorer
         self._hooks = hooks
         self._passes = passes
+        self._stateful = {**self._players, **{type(each).__name__: each for each in getattr(passes, "passes", ())}}
         self._kl_coef = kl_coef
         self._number = number or (lambda position, k: position * samples_per_prompt + k)
         self.times = PhaseTimes()
@@ -91,12 +92,12 @@ class PolicyExperienceMaker:
                 stack.callback(player.close)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the players, without that of the rewards, which several makers may share."""
-        return {name: state for name, state in state_of(self._players).items() if state}
+        """Return the state of players and passes, without that of the rewards, which several makers may share."""
+        return {name: state for name, state in state_of(self._stateful).items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of the players."""
-        load_state_of(self._players, state)
+        """Restore the state of the players and the passes."""
+        load_state_of(self._stateful, state)
 
     def published(self, version: int) -> None:
         """Notify the passes that the trained models in this process have the weights of `version`."""
@@ -175,10 +176,8 @@ class PolicyExperienceMaker:
                     continue
                 rollouts += rows
                 of_sample = SampleRewards.of(sample, rewards)
-                items += [
-                    item_of(row, rollout, of_sample, sample, self._kl_coef, greedy)
-                    for row, rollout in zip(sample.rows, rows, strict=True)
-                ]
+                pairs = zip(sample.rows, rows, strict=True)
+                items += [item_of(row, each, of_sample, sample, self._kl_coef, greedy) for row, each in pairs]
             yield RolloutGroup(position=group.position, rollouts=tuple(rollouts), items=tuple(items))
 
 

@@ -25,7 +25,7 @@ def sample_line(
     """Return the line of a sample.
 
     rewards: raw score by name. score: combined score. plays: the sample is an environment's episode, whose turns are
-    written. tokens: also write token ids.
+    written. tokens: also write token ids and log-probs.
     """
     line: dict[str, Any] = {
         "sample_id": rollout.sample_id,
@@ -43,9 +43,9 @@ def sample_line(
     if rollout.policy_versions:  # not one version for all tokens
         line["policy_versions"] = rollout.policy_versions
     if tokens:
-        line["prompt_ids"] = rollout.prompt_ids
-        line["completion_ids"] = rollout.completion_ids  # includes observations between the sampled tokens
-        line["action_mask"] = rollout.action_mask or (True,) * len(rollout.completion_ids)
+        ids = rollout.completion_ids  # includes observations between the sampled tokens
+        line |= {"prompt_ids": rollout.prompt_ids, "completion_ids": ids, "logprobs": rollout.logprobs}
+        line["action_mask"] = rollout.action_mask or (True,) * len(ids)
     return line
 
 

@@ -16,6 +16,8 @@ PAGES = {
     "grpo": ["grpo.md", *SHARED],
     "rloo": ["rloo.md", *SHARED],
     "reinforce++": ["reinforce-plus-plus.md", *SHARED],
+    "rejection-sampling": ["rejection-sampling.md", *SHARED],
+    "online-dpo": ["online-dpo.md", *SHARED],
     "distill": ["distill.md"],
     "sft": ["sft.md"],
     "dpo": ["dpo.md"],
@@ -26,7 +28,7 @@ PAGES = {
     "process-reward-model": ["process-reward-model.md"],
 }
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins" / "algorithms"
-METRIC = re.compile(r'"((?:group|distill|off_policy|preference|sft|step|policy|kl|reward)/[a-z_]+)"')
+METRIC = re.compile(r'"((?:group|distill|off_policy|preference|imitation|sft|step|policy|kl|reward)/[a-z_]+)"')
 
 
 def quoted(names: list[str]) -> set[str]:

@@ -65,6 +65,7 @@ NOT_ALONE = {
     ): "a part of what `plugins new` writes, which is trained",
     ("docs/reward-in-ten-minutes.md", "rlhf_reward_brevity"): "tests what `plugins new` writes: tests/integration does",
     ("docs/plugins.md", "from .config import"): "a part of what `plugins new` writes, which is installed and trained",
+    ("docs/players.md", "replay:"): "reads a recorded run: plugins/prompts/data/tests/test_replay.py makes one",
     ("docs/algorithms/policy-objective.md", "my-loss"): "names entry points of the reader's own",
 }
 """(page, what the block holds) -> why it is compiled or read only, and what runs it."""

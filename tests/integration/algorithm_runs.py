@@ -25,6 +25,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo-sequence": {"name": "grpo", "policy_loss": "gspo", "aggregation": "sequence-mean-token-mean"},
     "rloo": {"name": "rloo", "policy_loss": "cispo", "aggregation": "sequence-mean-token-sum-norm"},
     "reinforce": {"name": "reinforce++", "entropy_coef": 0.01},
+    "rejection-sampling": {"name": "rejection-sampling", "imitation": {"best": 1}},
+    "online-dpo": {"name": "online-dpo"},
+    "grpo-sources": {"name": "grpo", "imitation": {"coef": 0.1, "best": 2}, "preference": {"coef": 0.2}},
     "distill": {"name": "distill", "top_k": 6, "divergence": "jsd"},
     "distill-sampled": {"name": "distill", "reward_coef": 0.5},
     "sft": {"name": "sft", "packing": True, "max_tokens": 32},
@@ -35,7 +38,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "reward-model": {"name": "reward-model", "centring_coef": 0.01},
     "process-reward-model": {"name": "process-reward-model", "step_separator": ","},
 }
-ROLLOUTS = ("ppo", "grpo", "rloo", "reinforce", "distill", "with")
+ROLLOUTS = ("ppo", "grpo", "rloo", "reinforce", "rejection", "online", "distill", "with")
 
 WEIGHTS: list[dict[str, Any]] = [
     {"importance_cap": 1.1},
@@ -101,6 +104,8 @@ def run_file(name: str, deployment: str, data: Path) -> dict[str, Any]:
         "checkpoint": {"every_episodes": None},
         "logging": {"tensorboard": False},
     }
+    if name == "grpo-sources":
+        run["algorithm"] = {**run["algorithm"], "records": {"path": str(data), "coef": 0.3}}
     if name.startswith(ROLLOUTS):
         run["engine"] = {"name": "hf", "max_new_tokens": 6}
         run["rewards"] = [{"name": "length", "target_tokens": 2}]

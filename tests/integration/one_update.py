@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import collected_episode
 from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
 from rlhf_core.strategy import Strategy
-from rlhf_core.training.batches import BatchPlan
+from rlhf_core.training.batches import BatchPlan, Units
 from rlhf_core.training.estimates import EpisodeEstimator
 from rlhf_core.types import BufferItem, PhaseTimes, SamplingParams
 from rlhf_forward import policy_forward
@@ -46,7 +47,8 @@ def one_update(section: Mapping[str, Any], world_size: int) -> list[Update]:
     )
 
     def work(rank: int, strategy: Strategy) -> Update:
-        return _update(selected.build(config, context), policy, BatchPlan(11, 1, rank, world_size), strategy)
+        algorithm = selected.build(config, context)
+        return _update(algorithm, policy, BatchPlan(11, 1, rank, world_size, Units(algorithm.units)), strategy)
 
     return Ranks(world_size).run(work)
 
@@ -58,8 +60,9 @@ def _update(algorithm: RolloutAlgorithm, policy: nn.Module, plan: BatchPlan, str
     models = {"policy": policy}
     if "critic" in algorithm.roles:
         models["critic"] = algorithm.build_critic(policy)
-    cuts = [batch[start : start + 2] for start in range(0, len(batch), 2)]
-    outputs = [(algorithm.loss(models, part), algorithm.counts(part)) for part in map(collate, cuts)]
+    units = algorithm.units(batch)
+    cuts = [list(chain.from_iterable(units[start : start + 2])) for start in range(0, len(units), 2)]
+    outputs = [(algorithm.loss(models, part), algorithm.counts(part)) for part in map(algorithm.collate, cuts)]
     counts = {
         name: float(
             strategy.all_reduce(torch.tensor(math.fsum(each[name] for _, each in outputs), dtype=torch.float64))

@@ -14,7 +14,7 @@ from typing import Any
 import algorithm_runs
 import pytest
 import torch
-from algorithm_runs import ALGORITHMS, make_runs
+from algorithm_runs import ALGORITHMS, ROLLOUTS, make_runs
 from one_update import one_update
 from running import Forked, ranks, run_all
 
@@ -62,9 +62,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 # `distill` needs a teacher's log-probs: its own tests do the same.
-@pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if name.startswith(("ppo", "grpo", "rloo", "reinforce", "with"))]
-)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name.startswith(ROLLOUTS) and "distill" not in name])
 def test_ranks_update_as_one(name: str) -> None:
     options = {"kl_coef": 0.05, **ALGORITHMS[name]}
     ((sums, gradient, metrics),) = one_update(options, 1)

@@ -9,7 +9,7 @@ from run_files import samples, start
 from rlhf_core import train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-KEYS = {"prompt_ids", "completion_ids", "action_mask"}
+KEYS = {"prompt_ids", "completion_ids", "logprobs", "action_mask"}
 
 
 def test_the_ids_of_an_answer_are_written_if_wanted(tmp_path):
@@ -17,6 +17,7 @@ def test_the_ids_of_an_answer_are_written_if_wanted(tmp_path):
     start({"train": {"episodes": 1}}, tmp_path / "without")
     for line, plain in zip(samples(tmp_path / "with"), samples(tmp_path / "without"), strict=True):
         assert all(line["action_mask"]) and len(line["completion_ids"]) == line["num_tokens"]
+        assert len(line["logprobs"]) == line["num_tokens"] and max(line["logprobs"]) < 0
         assert len(line["prompt_ids"]) == len(line["prompt"])  # a token for each character
         assert {key: value for key, value in line.items() if key not in KEYS} == plain
 

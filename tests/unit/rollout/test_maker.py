@@ -1,5 +1,7 @@
 """Whole prompt groups, numbered, scored, completed."""
 
+from types import SimpleNamespace
+
 import pytest
 from playing import Says, driven, player, three_digits
 
@@ -199,6 +201,29 @@ def test_times_are_taken_once(make_maker):
     times = maker.take_times()
     assert times.response_tokens == sum(len(r.completion_ids) for g in groups for r in g.rollouts)
     assert maker.take_times().response_tokens == 0
+
+
+class CountingPass:
+    """A pass that counts the samples so far."""
+
+    def __init__(self):
+        self.count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def test_passes_keep_state_in_checkpoints(make_maker):
+    passes, later = SimpleNamespace(passes=[CountingPass(), object()]), SimpleNamespace(passes=[CountingPass()])
+    passes.passes[0].count = 5
+    state = make_maker(passes=passes).state_dict()
+    assert state == {"CountingPass": {"count": 5}}
+    make_maker(passes=later).load_state_dict(state)
+    assert later.passes[0].count == 5
+    assert make_maker().state_dict() == {}
 
 
 def test_hooks_see_the_making(make_maker):

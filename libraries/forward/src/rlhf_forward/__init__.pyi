@@ -31,6 +31,7 @@ from .noise import uniforms as uniforms
 from .padded_passes import ActionLabels as ActionLabels
 from .padded_passes import PaddedPasses as PaddedPasses
 from .padded_passes import PlacePasses as PlacePasses
+from .refreshed_reference import RefreshedReference as RefreshedReference
 from .row_lengths import length_switches as length_switches
 from .row_lengths import own_lengths as own_lengths
 from .sampling_options import BANNED as BANNED

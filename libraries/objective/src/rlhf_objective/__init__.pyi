@@ -42,6 +42,9 @@ from .functional.off_policy import DivergenceBound as DivergenceBound
 from .functional.off_policy import OffPolicyCorrection as OffPolicyCorrection
 from .functional.off_policy import off_policy_correction as off_policy_correction
 from .functional.off_policy import overlong_penalty as overlong_penalty
+from .functional.preferences import PairLoss as PairLoss
+from .functional.preferences import dpo_loss as dpo_loss
+from .functional.preferences import sum_of_pairs as sum_of_pairs
 from .functional.turns import Turns as Turns
 from .named_functions import FunctionChoice as FunctionChoice
 from .named_functions import FunctionSection as FunctionSection
@@ -51,5 +54,11 @@ from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective
 from .policy import PolicyTerms as PolicyTerms
 from .section import PolicyObjectiveSection as PolicyObjectiveSection
+from .texts import TextData as TextData
+from .texts import TextFile as TextFile
+from .texts import TextLoader as TextLoader
+from .texts import encoded_answer as encoded_answer
+from .texts import text_count as text_count
+from .texts import text_loss as text_loss
 from .turn_inputs import earned_in_turns as earned_in_turns
 from .turn_inputs import has_turns as has_turns

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.algorithm import GroupPass, LossOutput, LossTerm, Mean, PassContext, RolloutAlgorithm
 from rlhf_core.columns import Column
 from rlhf_core.episode_view import EpisodeView
+from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience, Role
-from rlhf_forward import aggregate_count, aggregate_sum, mean_over_ranks, model_passes, policy_forward
+from rlhf_forward import (
+    RefreshedReference,
+    aggregate_count,
+    aggregate_sum,
+    mean_over_ranks,
+    model_passes,
+    policy_forward,
+)
 from rlhf_forward.masking import sum_and_mean_over_ranks
 
 from . import EntropyController, PolicyLoss, PolicyLossInput, importance_ratio, overlong_penalty, policy_metrics
@@ -106,7 +114,15 @@ class PolicyObjective(RolloutAlgorithm):
         return policy_forward(policy, batch, self.temperature).log_probs
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
-        return [*model_passes(context, self.roles), *estimator_passes(self.estimator, context)]
+        roles, every = self.roles, self.config.reference_every
+        of_models = model_passes(context, roles)
+        if every is not None:
+            if "reference" not in roles:
+                problem = "refreshes a reference, but kl_coef: 0 runs without one"
+                raise ConfigError(problem, where="algorithm.reference_every", hint="remove it, or set kl_coef above 0")
+            refreshed = RefreshedReference(context, every=every, mix=self.config.reference_mix)
+            of_models = [refreshed, *model_passes(context, roles - {"reference"})]
+        return [*of_models, *estimator_passes(self.estimator, context)]
 
     def set_option(self, name: str, value: float) -> None:
         """Change `kl_coef`. Raises `UserInputError` for other options, for 0, and if `kl_coef` was 0 (no reference)."""

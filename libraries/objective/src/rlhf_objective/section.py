@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlhf_core.components import StrategyContext
 from rlhf_core.config.load import OWN_REWARD
 from rlhf_core.config.problems import Problem
 from rlhf_core.config.processes import TransportConfig
@@ -51,6 +52,14 @@ class PolicyObjectiveSection(FunctionSection):
         False,
         description="Multiply each token's KL in the loss by the policy's ratio, so that k1 and k3 have the gradient "
         "of the KL (DeepSeek-V3.2).",
+    )
+    reference_every: int | None = Field(
+        None,
+        ge=1,
+        description="Refresh the reference with the policy's weights every N episodes. null keeps the start.",
+    )
+    reference_mix: float = Field(
+        1.0, gt=0, le=1, description="Weight of the policy in a refreshed reference: 1 copies it, below is an average."
     )
     importance_cap: float | None = Field(
         None,
@@ -136,12 +145,13 @@ class PolicyObjectiveSection(FunctionSection):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def check_functions(self, run: ResolvedRun, found: Mapping[str, SelectedPlugin]) -> Iterator[Problem]:
-        """Yield a problem if the advantage estimator credits turns, but their sum is scaled.
+        """Yield a problem if a reference cannot be refreshed, or an estimator does not fit the rewards.
 
         Args:
             run: The resolved run.
             found: Option -> the function that it chooses.
         """
+        yield from self._refresh_problems(run)
         estimator = found.get("advantage")
         if estimator is not None and getattr(estimator.function, "rewards_from_zero", False):
             penalty = "kl_in: reward" if self.kl_in == "reward" and self.kl_coef > 0 else None
@@ -155,6 +165,23 @@ class PolicyObjectiveSection(FunctionSection):
         if (scaling.clip is not None or scaling.normalise) and not run.algorithm.component.credits_turns:
             message = f"{estimator.name} credits each turn, but reward_scaling.clip and normalise act on their sum"
             yield Problem("advantage", message, "remove them, or use an estimator of the whole answer")
+
+    def _refresh_problems(self, run: ResolvedRun) -> Iterator[Problem]:
+        """Yield the reasons why this run cannot refresh its reference."""
+        if self.reference_every is None:
+            if self.reference_mix != 1.0:
+                yield Problem("reference_mix", "mixes a refreshed reference", "set reference_every, too")
+            return
+        name, strategy = "reference_every", run.strategy
+        if run.run.model.lora is not None:
+            problem = "the reference of model.lora is the policy without its adapter, which has no weights to refresh"
+            yield Problem(name, problem, "remove it, or train without model.lora")
+        if run.transport.name != "local":
+            problem = f"over {run.transport.name} each maker has its own reference, which is not refreshed"
+            yield Problem(name, problem, "remove it, or use transport local")
+        if strategy.build(strategy.config, StrategyContext("cpu")).shards_parameters:
+            problem = f"strategy {strategy.name} shards its models, and a sharded reference is not refreshed"
+            yield Problem(name, problem, "remove it, or use a strategy that does not shard, such as torch-ddp")
 
     def adapt(self, run: ResolvedRun) -> Self:
         """Set `importance_cap` for samples from older weights, unless the run file sets it or a range bounds them."""

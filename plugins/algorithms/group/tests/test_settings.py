@@ -130,3 +130,40 @@ def test_dynamic_sampling_that_never_fills_ends_with_its_reason(tmp_path: Path) 
     with pytest.raises(RlhfError, match=r"dynamic sampling: episode 0 drew \d+ prompts that were all refused") as error:
         train(run, output=tmp_path / "run")
     assert "more samples_per_prompt" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "grpo", "reference_every": 2, "imitation": {}, "preference": {}},
+        {"name": "online-dpo"},
+        {"name": "rejection-sampling"},
+        {"name": "ppo", "lam_alpha": 0.05},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_a_resolved_run_file_is_valid_again(algorithm: dict[str, Any]) -> None:
+    """As other processes and a resume read it, with every option."""
+    resolved = resolve(tiny_run({"algorithm": algorithm})).to_mapping()
+    assert resolve(resolved).to_mapping() == resolved
+
+
+def test_the_path_of_records_is_absolute_for_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    algorithm = resolve(tiny_run({"algorithm": {"name": "grpo", "records": {"path": "texts.jsonl"}}})).algorithm
+    assert algorithm.config.records.path == str(tmp_path / "texts.jsonl")  # type: ignore[attr-defined]
+    algorithm = resolve(tiny_run({"algorithm": {"name": "ppo", "ptx_path": "texts.jsonl"}})).algorithm
+    assert algorithm.config.ptx_path == str(tmp_path / "texts.jsonl")  # type: ignore[attr-defined]
+
+
+def test_answers_that_are_compared_fit_into_an_update() -> None:
+    sizes = {"samples_per_prompt": 4, "prompts_per_episode": 4, "train_batch_size": 2}
+    with pytest.raises(ConfigError, match=r"preference: compares the 4 answers to a prompt, of which an update has o"):
+        train(tiny_run({"algorithm": {"name": "online-dpo"}, "train": sizes}), dry_run=True)
+
+
+def test_a_policy_loss_that_is_off_has_no_weights() -> None:
+    late = {"transport": {"name": "ray", "max_staleness": 1}}
+    algorithms = [resolve(tiny_run({"algorithm": {"name": name}, **late})).algorithm for name in ("grpo", "online-dpo")]
+    caps = [each.config.importance_cap for each in algorithms]  # type: ignore[attr-defined]
+    assert caps == [2.0, None]

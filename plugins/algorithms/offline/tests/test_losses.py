@@ -10,8 +10,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from rlhf_objective.functional.preferences import dpo_loss, score
 from rlhf_offline.config import DPOConfig
-from rlhf_offline.dpo_losses import dpo_loss, score
 from rlhf_offline.kto import kto_loss
 from rlhf_offline.orpo import log_odds, orpo_loss
 from rlhf_offline.reward_model import bradley_terry_loss

@@ -43,6 +43,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"ptx_coef": 0.5, "ptx_path": "text.jsonl"}, {}, "pretrain_dataloader"),
     ({"ptx_max_tokens": 9}, {}, "ptx_max_tokens"),
     ({"critic": {"path": "folder"}}, {}, "critic=Critic"),
+    ({"reference_every": 2, "reference_mix": 0.5}, {}, "the reference is an argument of the trainer"),
+    ({"reference_mix": 0.5}, {}, "the reference is an argument of the trainer"),
 ]
 
 

@@ -1,14 +1,59 @@
-"""Options of `grpo`, `rloo` and `reinforce++`."""
+"""Options of the critic-free algorithms."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from rlhf_core.config import Problem, Section
 from rlhf_objective import FunctionChoice as Choice
 from rlhf_objective import FunctionUse, PolicyObjectiveSection
+
+if TYPE_CHECKING:
+    from rlhf_core.config import ResolvedRun
+
+
+class ImitationConfig(Section):
+    """Cross-entropy on selected answers (rejection sampling: Dong 2023, RAFT. Expert iteration: Anthony 2017)."""
+
+    coef: float = Field(1.0, gt=0, description="Coefficient of the cross-entropy.")
+    best: int | None = Field(
+        1, ge=1, description="Imitate at most this many answers to each prompt, those with the highest scores."
+    )
+    min_score: float | None = Field(
+        None, description="Imitate only answers with at least this score. null: those above the prompt's lowest score."
+    )
+
+    @model_validator(mode="after")
+    def _selects(self) -> ImitationConfig:
+        if self.best is None and self.min_score is None:
+            raise ValueError("imitates all answers, good and bad: set best or min_score")
+        return self
+
+
+class PreferenceConfig(Section):
+    """Online DPO (Guo 2024): the best and the worst answer to each prompt are a preference pair."""
+
+    coef: float = Field(1.0, gt=0, description="Coefficient of the preference loss.")
+    beta: float = Field(0.1, gt=0, description="Strength of the regularization toward the reference.")
+    loss: Literal["sigmoid", "ipo", "hinge"] = Field(
+        "sigmoid", description="Loss on the log-ratios of both answers to the reference."
+    )
+    min_gap: float = Field(0.0, ge=0, description="Minimum difference of the scores of a pair.")
+
+
+class RecordsConfig(Section):
+    """Cross-entropy on the texts of a file, one for each answer in an update."""
+
+    path: str = Field(
+        min_length=1, description="JSON Lines file. A line has `text`, or `prompt` and `completion`, which is learned."
+    )
+    coef: float = Field(1.0, gt=0, description="Coefficient of the cross-entropy.")
+    max_tokens: int = Field(512, ge=2, description="Maximum tokens per text. The rest is cut off.")
 
 
 class CriticFreeConfig(PolicyObjectiveSection):
@@ -16,6 +61,11 @@ class CriticFreeConfig(PolicyObjectiveSection):
 
     algorithm: ClassVar[str]
     """Name of the algorithm."""
+    adapt_reasons: ClassVar[Mapping[str, str]] = {
+        **PolicyObjectiveSection.adapt_reasons,
+        "records": "other processes and a resume need an absolute path",
+    }
+
     dynamic_sampling: bool = Field(
         False, description="Replace prompts whose answers all have the same score with later prompts (DAPO)."
     )
@@ -26,6 +76,61 @@ class CriticFreeConfig(PolicyObjectiveSection):
         description="Discount factor per turn of an environment, for advantage estimators that credit turns: "
         "turn-normalised, turn-to-go and gigpo. null is the estimator's default.",
     )
+
+    policy_coef: float = Field(
+        1.0, ge=0, description="Coefficient of the policy loss. 0 learns only from the other sources of loss."
+    )
+    imitation: ImitationConfig | None = Field(
+        None, description="Also imitate selected answers, by cross-entropy. null is off."
+    )
+    preference: PreferenceConfig | None = Field(
+        None, description="Also prefer the best to the worst answer to each prompt (online DPO). null is off."
+    )
+    records: RecordsConfig | None = Field(None, description="Also learn texts of a file. null is off.")
+
+    @model_validator(mode="after")
+    def _sources(self) -> CriticFreeConfig:
+        if self.policy_coef == 0 and self.imitation is None and self.preference is None:
+            raise ValueError("policy_coef: 0 leaves nothing to learn from answers: set imitation or preference")
+        if self.policy_coef == 0 and self.kl_in == "reward" and self.kl_coef > 0:
+            raise ValueError(
+                "with policy_coef: 0 nothing learns from the KL in the reward: set kl_in: loss or kl_coef: 0"
+            )
+        if self.policy_coef == 0 and self.importance_cap is not None:
+            raise ValueError("importance_cap weights the policy loss, which policy_coef: 0 turns off: remove it")
+        masks = ("importance_token_range", "importance_sequence_range", "importance_outlier_range", "divergence_bound")
+        dropping = ["mask_truncated"] * self.mask_truncated + list(self.given(*masks))
+        if self.preference is not None and dropping:
+            raise ValueError(f"preference compares whole answers, of which {dropping[0]} masks parts: remove one")
+        return self
+
+    def check_functions(self, run: ResolvedRun, found: Mapping[str, Any]) -> Iterator[Problem]:
+        """Also yield a problem if the answers to a prompt, which are compared, do not fit into an update.
+
+        Args:
+            run: The resolved run.
+            found: Option -> the function that it chooses.
+        """
+        yield from super().check_functions(run, found)
+        train = run.run.train
+        if self.preference is not None and train.samples_per_prompt > train.train_batch_size:
+            problem = f"compares the {train.samples_per_prompt} answers to a prompt, of which an update has only "
+            hint = "set train.train_batch_size to train.samples_per_prompt or more"
+            yield Problem("preference", f"{problem}{train.train_batch_size} (train.train_batch_size)", hint)
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Make paths absolute, for other processes and for a resume. Weights of a policy loss that is off are not set.
+
+        Args:
+            run: The resolved run.
+        """
+        adapted = super().adapt(run)
+        if self.policy_coef == 0:
+            adapted = adapted.model_copy(update={"importance_cap": None})
+        if adapted.records is None:
+            return adapted
+        path = str(Path(adapted.records.path).absolute())
+        return adapted.model_copy(update={"records": adapted.records.model_copy(update={"path": path})})
 
     @property
     @abstractmethod
@@ -91,3 +196,37 @@ class ReinforceConfig(CriticFreeConfig):
         default = "reward-to-go" if self.baseline == "none" else "group-whitened"
         choice = default if self.advantage is None else self.advantage
         return FunctionUse("advantages", choice, self.given("gamma", "turn_gamma"))
+
+
+class GroupSourceConfig(CriticFreeConfig):
+    """Options of algorithms that learn from selected answers instead of a policy gradient."""
+
+    policy_coef: float = Field(0.0, ge=0, description="Coefficient of an additional policy loss. 0 is off.")
+    advantage: Choice = Field(
+        "group-normalised", description="Advantage estimator of the additional policy loss: a name, or {name: …}."
+    )
+    kl_coef: float = Field(0.0, ge=0, description="Coefficient of an additional KL penalty. 0 is off.")
+    kl_estimator: Choice = Field(
+        "k3", description="KL estimator per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
+    )
+    kl_in: Literal["reward", "loss"] = Field("loss", description="Penalize the KL in the reward or in the loss.")
+
+    @property
+    def estimator(self) -> FunctionUse:
+        return FunctionUse("advantages", self.advantage, self.given("turn_gamma"))
+
+
+class RejectionSamplingConfig(GroupSourceConfig):
+    """Rejection sampling (RAFT, Dong 2023) and expert iteration (Anthony 2017)."""
+
+    algorithm = "rejection-sampling"
+    imitation: ImitationConfig = Field(default_factory=ImitationConfig, description="The answers to imitate.")
+
+
+class OnlineDPOConfig(GroupSourceConfig):
+    """Online DPO (Guo 2024) on the policy's own answers, which the rewards compare."""
+
+    algorithm = "online-dpo"
+    preference: PreferenceConfig = Field(
+        default_factory=PreferenceConfig, description="The preference loss of the best and the worst answer."
+    )

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.types import Role
+from rlhf_objective import PairLoss, dpo_loss
 
 from .answers import AnswersBatch
 from .config import DPOConfig
-from .dpo_losses import dpo_loss
-from .pairs import PairAlgorithm, PairLoss
+from .pairs import PairAlgorithm
 
 
 class DPO(PairAlgorithm):

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core import Columns
 from rlhf_core.batching import collate
 from rlhf_core.models import ModelKind
-from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import BufferItem
 from rlhf_forward import causal_lm_logits, next_log_probs
+from rlhf_objective import encoded_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,9 @@ def answer_example(
 
     `kind`: the policy's kind, which may add inputs of the model.
     """
-    prompt = PromptEncoder(tokenizer, kind=kind).prompt(record, 0, where)
-    prompt_ids = list(prompt.prompt_ids)
-    answer_ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
-    if add_eos and tokenizer.eos_token_id is not None:
-        answer_ids.append(tokenizer.eos_token_id)
-    ids = torch.tensor(prompt_ids + answer_ids, dtype=torch.int64)
-    return Example(ids, torch.arange(len(ids)) >= len(prompt_ids), columns=prompt.columns)
+    prompt, answer_ids = encoded_answer(record, answer, tokenizer, add_eos=add_eos, where=where, kind=kind)
+    ids = torch.tensor([*prompt.prompt_ids, *answer_ids], dtype=torch.int64)
+    return Example(ids, torch.arange(len(ids)) >= len(prompt.prompt_ids), columns=prompt.columns)
 
 
 def collate_examples(examples: Sequence[Example], *, pad_id: int = 0) -> ExampleBatch:

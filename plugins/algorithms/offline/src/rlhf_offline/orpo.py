@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rlhf_objective import PairLoss
+
 from .answers import AnswersBatch
 from .config import ORPOConfig
-from .pairs import PairAlgorithm, PairLoss
+from .pairs import PairAlgorithm
 
 SUREST = -1e-6
 """Upper bound on a mean log-prob per token, since at 0 the odds would be infinite."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import LossOutput, Mean
+from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
-from rlhf_forward import masked_sum
+from rlhf_objective import PairLoss, sum_of_pairs
 
 from .answers import Answers, AnswersBatch, KnownReference, collate_answers
 from .config import AnswerPairConfig, RewardModelConfig
@@ -95,30 +94,9 @@ class PairAlgorithm(PairLines):
 
     def loss(self, models: Mapping[str, nn.Module], batch: AnswersBatch) -> LossOutput:
         """Loss and metrics over the pairs that count."""
-        result, counts = self.pair_loss(*batch.pairs(self.values(models["policy"], batch)), batch), batch.counts
-        number = counts.sum()
-        means = {
-            "margin": result.chosen_rewards - result.rejected_rewards,
-            "chosen_reward": result.chosen_rewards,
-            "rejected_reward": result.rejected_rewards,
-            **result.metrics,
-        }
-        is_right = result.chosen_rewards > result.rejected_rewards  # a tie counts as wrong
-        metrics = {"preference/accuracy": Mean((is_right & counts).sum(), number)}
-        metrics |= {f"preference/{name}": Mean(masked_sum(each, counts), number) for name, each in means.items()}
-        return LossOutput({"policy": masked_sum(result.losses, counts)}, metrics)
+        result = self.pair_loss(*batch.pairs(self.values(models["policy"], batch)), batch)
+        total, metrics = sum_of_pairs(result, batch.counts)
+        return LossOutput({"policy": total}, metrics)
 
     def counts(self, batch: AnswersBatch) -> Mapping[str, float]:
         return {"policy": float(batch.counts.sum())}
-
-
-@dataclass(frozen=True, slots=True)
-class PairLoss:
-    """Losses and rewards of a batch of pairs, not yet aggregated, [B] float32 each."""
-
-    losses: Tensor
-    chosen_rewards: Tensor
-    """Detached scores (reward models), implicit rewards (DPO), or log-probs per token (ORPO, SimPO)."""
-    rejected_rewards: Tensor
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Other values of the pairs, [B] each, by the name of their mean."""

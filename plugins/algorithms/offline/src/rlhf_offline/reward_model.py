@@ -12,10 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.errors import DataError
 from rlhf_forward import own_lengths
+from rlhf_objective import PairLoss
 
 from .answers import Answers, AnswersBatch
 from .config import RewardModelConfig
-from .pairs import PairAlgorithm, PairLoss
+from .pairs import PairAlgorithm
 
 
 def bradley_terry_loss(

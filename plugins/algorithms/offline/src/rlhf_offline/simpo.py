@@ -5,9 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rlhf_objective import PairLoss
+
 from .answers import AnswersBatch
 from .config import SimPOConfig
-from .pairs import PairAlgorithm, PairLoss
+from .pairs import PairAlgorithm
 
 
 def simpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, beta: float, gamma: float) -> PairLoss:

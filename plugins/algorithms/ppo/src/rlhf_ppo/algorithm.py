@@ -17,24 +17,27 @@ from rlhf_forward import aggregate_count, masked_whiten
 from rlhf_objective import (
     KLController,
     PolicyObjective,
+    TextData,
+    TextFile,
     adaptive_lambda,
     check_groups,
     earned_in_turns,
     gae,
     has_turns,
+    text_count,
+    text_loss,
 )
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
 from .critic_start import CriticStart
-from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
 
 
 def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
     """Build the algorithm `ppo`."""
     pretraining = None
     if config.ptx_path is not None and config.ptx_coef > 0:
-        pretraining = PretrainingFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens)
+        pretraining = TextFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens, option="algorithm.ptx_path")
     sampling, path = context.sampling, config.critic.path
     algorithm = PPO(
         config,
@@ -58,7 +61,7 @@ class PPO(PolicyObjective):
         *,
         temperature: float = 1.0,
         max_new_tokens: int | None = None,
-        pretraining: PretrainingData | None = None,
+        pretraining: TextData | None = None,
         pin_memory: bool = False,
         critic_start: CriticStart | None = None,
     ) -> None:
@@ -80,7 +83,7 @@ class PPO(PolicyObjective):
         self._num_warmed_up = 0
         self._critic_start = critic_start
 
-    def use_pretraining(self, data: PretrainingData) -> None:
+    def use_pretraining(self, data: TextData) -> None:
         """Set the text source of the ptx loss, if it is only known after construction."""
         self._pretraining = data
 
@@ -148,7 +151,7 @@ class PPO(PolicyObjective):
     def counts(self, batch: Experience) -> Mapping[str, float]:
         counts = {**super().counts(batch), "value": aggregate_count(batch.action_mask, "token-mean")}
         if "ptx" in counts:
-            counts["ptx"] = pretraining_count(batch)
+            counts["ptx"] = text_count(batch)
         if self.is_warming_up:  # nothing of the policy counts, so that it is not stepped
             counts |= {name: 0.0 for name, term in self.terms.items() if term.role == "policy"}
         return counts
@@ -160,7 +163,7 @@ class PPO(PolicyObjective):
         terms = self.terms_of(models["policy"], batch)
         sums, metrics = terms.sums, terms.metrics
         if "ptx" in self.terms:
-            sums["ptx"] = pretraining_loss(models["policy"], batch)
+            sums["ptx"] = text_loss(models["policy"], batch)
         if self.config.dual_clip is not None:
             metrics["policy/dual_clip_fraction"] = Mean(terms.loss.dual_clipped.sum(), batch.action_mask.sum())
         sums["value"], value_metrics = value_sum(models["critic"], batch, clip_eps=self.config.value_clip)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlhf_core import Section
 from rlhf_objective import FunctionChoice, FunctionUse, PolicyObjectiveSection
+
+if TYPE_CHECKING:
+    from rlhf_core.config import ResolvedRun
 
 
 class CriticConfig(Section):
@@ -24,6 +29,11 @@ class CriticConfig(Section):
 
 class PPOConfig(PolicyObjectiveSection):
     """Proximal policy optimization (Schulman 2017) with a critic and a KL penalty to the initial policy."""
+
+    adapt_reasons: ClassVar[Mapping[str, str]] = {
+        **PolicyObjectiveSection.adapt_reasons,
+        "ptx_path": "other processes and a resume need an absolute path",
+    }
 
     dual_clip: float | None = Field(
         None, gt=1, description="Bound on the loss of negative advantages (dual-clip PPO, Ye 2020). null is off."
@@ -60,7 +70,8 @@ class PPOConfig(PolicyObjectiveSection):
         0.0, ge=0, lt=1, description="Weight of the pretraining (language modeling) loss in the policy's loss."
     )
     ptx_path: str | None = Field(
-        None, description="JSON Lines file of pretraining text, one `text` per line. Required if ptx_coef > 0."
+        None,
+        description="JSON Lines file with `text`, or `prompt` and `completion`, per line. Required if ptx_coef > 0.",
     )
     ptx_max_tokens: int = Field(512, ge=2, description="Maximum tokens per pretraining text. The rest is cut off.")
 
@@ -70,9 +81,20 @@ class PPOConfig(PolicyObjectiveSection):
             raise ValueError("ptx_coef > 0 requires pretraining text: set ptx_path to a JSON Lines file")
         if self.kl_controller == "adaptive" and self.kl_in == "loss":
             raise ValueError("the adaptive controller requires the KL penalty in the reward: set kl_in to reward")
-        if self.lam_alpha is not None and "lam" in self.model_fields_set:
+        if self.lam_alpha is not None and self.lam != PPOConfig.model_fields["lam"].default:
             raise ValueError("lam_alpha replaces lam: remove one of them (critic_lam is that of the critic's targets)")
         return self
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Make the path of texts absolute, for other processes and for a resume.
+
+        Args:
+            run: The resolved run.
+        """
+        adapted = super().adapt(run)
+        if adapted.ptx_path is None:
+            return adapted
+        return adapted.model_copy(update={"ptx_path": str(Path(adapted.ptx_path).absolute())})
 
     def functions(self) -> dict[str, FunctionUse]:
         uses = super().functions()

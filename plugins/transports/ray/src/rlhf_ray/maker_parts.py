@@ -126,6 +126,7 @@ class _EngineThreadPasses(GroupPasses):
     def __init__(self, plain: GroupPasses, engine: SharedEngine) -> None:
         self._plain = plain
         self._engine = engine
+        self.passes = plain.passes  # with their states
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         return self._engine.run(partial(self._plain.run, groups))

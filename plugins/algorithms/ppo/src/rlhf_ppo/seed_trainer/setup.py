@@ -77,6 +77,12 @@ def config_of(
             where=f"{_WHERE}.options",
             hint="pass critic=Critic.from_pretrained(…) to the trainer",
         )
+    if options.reference_every is not None or options.reference_mix != 1.0:
+        raise UserInputError(
+            "reference_every, reference_mix: the reference is an argument of the trainer, which does not change it",
+            where=f"{_WHERE}.options",
+            hint="use the algorithm ppo of a run file, or load new weights into initial_model in a callback",
+        )
     if not 0 <= ptx_coef < 1:
         raise UserInputError(f"must be at least 0 and below 1, got {ptx_coef}", where=f"{_WHERE}.ptx_coef")
     values: dict[str, Any] = dict(parameters)

@@ -22,11 +22,11 @@ from rlhf_core.strategy import TrainedModel
 from rlhf_core.training import Metrics
 from rlhf_core.types import BufferItem, Experience
 from rlhf_models import disable_dropout
+from rlhf_objective import TextLoader
 from rlhf_seed import BatchReader, CycledLoader, sampling_params, set_eos
 
 from ..algorithm import PPO
 from ..config import PPOConfig
-from ..pretraining import PretrainingLoader
 from .base import OLTrainer, SampleBuffer
 from .checkpoint import TrainerCheckpoints, open_record
 from .parts import TrainerContext, build_estimates, build_generation, build_updater
@@ -254,7 +254,7 @@ class PPOTrainer(OLTrainer):
                 )
             loader = CycledLoader(pretrain_dataloader, where="pretrain_dataloader", skip=before["pretrain"])
             self.pretrain_dataloader = loader
-            self._context.algorithm.use_pretraining(PretrainingLoader(loader))
+            self._context.algorithm.use_pretraining(TextLoader(loader))
         self._record = open_record(
             log_dir,
             use_wandb=use_wandb,

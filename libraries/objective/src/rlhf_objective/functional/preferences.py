@@ -1,4 +1,4 @@
-"""The losses of `dpo`, as functions of a pair's log-ratios to the reference.
+"""Losses of preference pairs, as functions of a pair's log-ratios to the reference.
 
 x and y are the log-ratios log π/π_ref of the chosen and the rejected answer, and h = g(x) - g(y) the difference of
 their scores under a divergence (`score`), in nats.
@@ -7,18 +7,54 @@ their scores under a divergence (`score`), in nats.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_objective import clamp_log_ratio
+from rlhf_core.algorithm import Mean
+from rlhf_forward.masking import masked_sum
 
-from .pairs import PairLoss
+from .kl import clamp_log_ratio
 
 DPOKind = Literal["sigmoid", "ipo", "hinge", "robust", "nca", "apo-zero", "apo-down"]
 Divergence = Literal["reverse-kl", "forward-kl", "jsd", "alpha"]
+
+
+@dataclass(frozen=True, slots=True)
+class PairLoss:
+    """Losses and rewards of a batch of pairs, not yet aggregated, [B] float32 each."""
+
+    losses: Tensor
+    chosen_rewards: Tensor
+    """Detached scores (reward models), implicit rewards (DPO), or log-probs per token (ORPO, SimPO)."""
+    rejected_rewards: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Other values of the pairs, [B] each, by the name of their mean."""
+
+
+def sum_of_pairs(pairs: PairLoss, counts: Tensor) -> tuple[Tensor, dict[str, Mean]]:
+    """Sum the losses of the pairs that count.
+
+    Args:
+        pairs: Losses and rewards of B pairs.
+        counts: [B] bool, False for fillers.
+
+    Returns:
+        The sum (scalar), and the metrics `preference/…`.
+    """
+    means = {
+        "margin": pairs.chosen_rewards - pairs.rejected_rewards,
+        "chosen_reward": pairs.chosen_rewards,
+        "rejected_reward": pairs.rejected_rewards,
+        **pairs.metrics,
+    }
+    is_right, number = pairs.chosen_rewards > pairs.rejected_rewards, counts.sum()  # a tie counts as wrong
+    metrics = {"preference/accuracy": Mean((is_right & counts).sum(), number)}
+    metrics |= {f"preference/{name}": Mean(masked_sum(each, counts), number) for name, each in means.items()}
+    return masked_sum(pairs.losses, counts), metrics
 
 
 def score(log_ratio: Tensor, divergence: Divergence, alpha: float) -> Tensor:
@@ -53,7 +89,7 @@ def dpo_loss(
 ) -> PairLoss:
     """Compute losses from the log-ratios of whole answers to the reference, by the table in the docs.
 
-    Combinations of options are checked by `DPOConfig`.
+    The caller checks combinations of options.
 
     Args:
         chosen, rejected: [B] log-ratios in nats, for `ipo` of means over tokens. Without a reference, the policy's
