@@ -189,8 +189,7 @@ class FrozenModel:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     offload: bool = False
     """Whether to keep the model in host memory between its passes. Ignored if a strategy shards it."""
-    own_tokenizer: bool = False
-    """Whether its pass encodes texts with the model's own tokenizer, so that core does not compare their tokens."""
+    own_tokenizer: bool = False  # its pass encodes texts for it, so core does not compare its tokens with the policy's
 
 
 class PassContext(Protocol):

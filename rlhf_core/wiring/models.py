@@ -47,7 +47,6 @@ def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:
 
 
 def _dtype(name: str, default: torch.dtype) -> torch.dtype:
-    """Return a torch dtype by its name. default: used for `auto`."""
     import torch
 
     return default if name == "auto" else cast("torch.dtype", getattr(torch, name))
@@ -82,8 +81,7 @@ def check_frozen(algorithm: Algorithm[Any, Any], tokenizer: Any) -> None:
     """Raise `UserInputError` if a frozen model is invalid, or its tokens must be those of `tokenizer` and differ."""
     for role, frozen in getattr(algorithm, "frozen_models", {}).items():
         with _of_role(role):
-            kind = model_kind_for(ModelConfig(path=frozen.path))
-            kind.check()
+            (kind := model_kind_for(ModelConfig(path=frozen.path))).check()
             if not frozen.own_tokenizer:
                 kind.check_tokens(tokenizer)
 
