@@ -61,8 +61,8 @@ def test_an_answer_ends_with_both_eos(pairs: Any) -> None:
     policy = tiny_tokenizer()
     ids = [*policy.encode("12312"), policy.bos_token_id, policy.eos_token_id]
     theirs, spans, ranges = align_answer(policy, pairs, ids)
-    assert pairs.convert_ids_to_tokens(theirs) == ["12", "31", "2", "<eos>"]
-    assert spans == [0, 0, 1, 1, 2, UNALIGNED, 3] and ranges == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert pairs.convert_ids_to_tokens(theirs) == ["12", "3", "12", "<eos>"]
+    assert spans == [0, 0, 1, 2, 2, UNALIGNED, 3] and ranges == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert align_answer(policy, pairs, ids[:3])[1] == [0, 0, 1], "a cut answer has no EOS"
     assert align_answer(policy, pairs, ids[-1:]) == ([pairs.eos_token_id], [0], [(0, 1)])
 
