@@ -174,7 +174,7 @@ def test_the_same_tokens_by_their_text_are_the_same(tmp_path: Any) -> None:
         (lambda body: {"choices": []}, None, RlhfError, "not a completion: choices is empty"),
         (lambda body: {"choices": [{}]}, None, RlhfError, "lacks prompt_logprobs.*check protocol"),
         (lambda body: {"choices": [{"prompt_logprobs": [None]}]}, None, RlhfError, "it scores 1 tokens, .* were sent"),
-        (lambda body: {"choices": [{"prompt_logprobs": "no"}]}, None, RlhfError, "valid list"),
+        (lambda body: {"choices": [{"prompt_logprobs": "no"}]}, None, RlhfError, "valid array"),
         (None, (401, {"error": "who"}), ConfigError, "status 401: who.*key_env"),
         (None, (404, {"error": "no model"}), ConfigError, "rejected a request: .*no model.*check model"),
         (None, (503, {"error": "down"}), RlhfError, "unreachable: .*down.*patience_seconds"),
