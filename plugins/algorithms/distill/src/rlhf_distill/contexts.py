@@ -44,7 +44,7 @@ class TeacherPrompts:
         self._score = score
 
     def ids(self, rollout: Rollout, group: RolloutGroup) -> tuple[int, ...] | None:
-        """Return the ids of the teacher's prompt for a sample, or None if the sample lacks what the prompt needs.
+        """Return the ids of the teacher's prompt for a sample, or None if a part of the prompt is missing.
 
         Args:
             rollout: The sample.

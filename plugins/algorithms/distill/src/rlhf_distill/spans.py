@@ -133,7 +133,7 @@ def sum_over_spans(log_probs: Tensor, spans: Tensor) -> Tensor:
 
     Args:
         log_probs: [B, A] float, one per token.
-        spans: [B, A] int, the span of each token. Negative ones have none.
+        spans: [B, A] int, the span of each token. Negative: without a span.
 
     Returns:
         [B, A] float, at each token the sum over its span. 0 without a span.

@@ -85,7 +85,7 @@ class TeacherConfig(Section):
 
     @property
     def may_skip(self) -> bool:
-        """Whether some tokens may have no value of the teacher."""
+        """Whether the teacher may leave out tokens."""
         return self.tokenizer is not None or not self.context_names.isdisjoint({DEMONSTRATION, FEEDBACK})
 
     @field_validator("context")
@@ -103,7 +103,7 @@ class TeacherConfig(Section):
         ]:
             raise ValueError(f"{{{wrong[0]}}} is not a plain name: write {{name}}, and literal braces twice")
         if PROMPT not in names:
-            raise ValueError("must contain {prompt}, where the original prompt is inserted")
+            raise ValueError("must contain {prompt}, the original prompt")
         if names == {PROMPT}:
             raise ValueError("adds nothing of the record to the prompt: use {answer}, or another key of the record")
         return context
