@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from rlhf_core.plugins.selected import load
 from rlhf_core.types import Experience, SamplingParams
 from rlhf_forward import mask_from_lengths
 from rlhf_testing.models import CHARACTERS, tiny_tokenizer
+
+sys.path.append(str(Path(__file__).parent))  # for teaching.py
 
 
 def make_algorithm(options: dict[str, Any] | None = None, *, samples_per_prompt: int = 2) -> Any:
