@@ -101,6 +101,7 @@ def test_a_falling_key_without_a_rising_reward_gives_no_alarm() -> None:
     assert watched(curve(draw, 0.5, -0.5), curve(draw, 0.5, 0.0)) is None
 
 
+@pytest.mark.parametrize("seed", range(3))
 def test_a_planted_hack_is_found(seed: int) -> None:
     """The score falls from episode 40 on, while the trained reward rises on."""
     draw = random.Random(seed)

@@ -89,5 +89,4 @@ def _of_ties(values: Sequence[float], of: Callable[[int], int]) -> int:
 
 def _above(score: float, variance: float) -> float:
     """Return the probability of at least this score, with a continuity correction of 1."""
-    z = (score - (score > 0) + (score < 0)) / math.sqrt(variance)
-    return 0.5 * math.erfc(z / math.sqrt(2))
+    return 0.5 * math.erfc((score - 1) / math.sqrt(2 * variance))
