@@ -90,9 +90,9 @@ def run_arm(arm: str, seed: int, model: str, folder: Path, episodes: int) -> Map
         "prompts": {"name": "jsonl", "path": held_out},
         "score": "exact",
     }
-    run["train"] |= {"episodes": episodes, "prompts_per_episode": 8, "samples_per_prompt": 8, "train_batch_size": 64}
+    run["train"] |= {"episodes": episodes, "prompts_per_episode": 16, "samples_per_prompt": 8, "train_batch_size": 128}
     run["train"]["seed"] = seed
-    run["optimizer"] |= {"warmup_episodes": 3, "schedule": "constant", "lr": 1e-3}
+    run["optimizer"] |= {"warmup_episodes": 5, "schedule": "constant", "lr": 3e-4}
     run["engine"]["max_new_tokens"] = 8
     run["checkpoint"] = {"every_episodes": None}
     run["logging"] = {"tensorboard": False, "samples": "none"}
