@@ -80,6 +80,11 @@ class ScoringServer:
     """Statuses and bodies of the next responses."""
     change: Callable[[dict[str, Any]], Any] = lambda body: body
     delay_seconds: float = 0.0
+    tokenizer: Any = TOKENIZER
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.tokenizer.decode([each]) for each in range(len(self.tokenizer))]
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         ids = body["prompt"]
@@ -88,11 +93,17 @@ class ScoringServer:
             found: list[Any] = [None]
             for token, row in zip(ids[1:], rows, strict=True):
                 kept = {token, *sorted(range(len(row)), key=lambda i: -row[i])[: body["prompt_logprobs"]]}
-                found.append({str(each): {"logprob": row[each], "rank": 1, "decoded_token": "?"} for each in kept})
+                found.append(
+                    {str(each): {"logprob": row[each], "rank": 1, "decoded_token": self.texts[each]} for each in kept}
+                )
             return {"choices": [{"text": "", "prompt_logprobs": found}]}
         assert body["echo"] and body["max_tokens"] == 0
         known = [None, *(row[token] for token, row in zip(ids[1:], rows, strict=True))]
-        return {"choices": [{"text": "", "logprobs": {"tokens": [str(each) for each in ids], "token_logprobs": known}}]}
+        return {
+            "choices": [
+                {"text": "", "logprobs": {"tokens": [self.texts[each] for each in ids], "token_logprobs": known}}
+            ]
+        }
 
 
 @contextmanager

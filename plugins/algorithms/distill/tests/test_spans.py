@@ -67,6 +67,34 @@ def test_an_answer_ends_with_both_eos(pairs: Any) -> None:
     assert align_answer(policy, pairs, ids[-1:]) == ([pairs.eos_token_id], [0], [(0, 1)])
 
 
+def test_bytes_without_a_character_are_not_taught() -> None:
+    """The policy's tokens are bytes. The teacher's are characters."""
+
+    class Bytes:
+        all_special_ids = (256,)
+
+        def decode(self, ids: Any, **options: Any) -> str:
+            return bytes(ids).decode(errors="replace")
+
+    def characters(text: str, **options: Any) -> dict[str, Any]:
+        return {"input_ids": list(map(ord, text)), "offset_mapping": [(i, i + 1) for i in range(len(text))]}
+
+    ids = [*"aé".encode(), *"é".encode()[:1]]
+    theirs, spans, _ = align_answer(Bytes(), characters, ids)
+    assert spans == [0, 1, 1, UNALIGNED] and theirs == [97, 233, 0xFFFD]
+
+
+def test_markup_in_the_text_is_text(pairs: Any) -> None:
+    class Spelling:
+        all_special_ids = ()
+
+        def decode(self, ids: Any, **options: Any) -> str:
+            return "".join("1<eos>2"[each] for each in ids)
+
+    theirs, _, _ = align_answer(Spelling(), pairs, range(7))
+    assert pairs.eos_token_id not in theirs
+
+
 def test_the_gradient_is_that_of_the_kl_over_texts() -> None:
     """All texts of two characters from {a, b}: the policy has a token per character, the teacher per text."""
     torch.manual_seed(0)

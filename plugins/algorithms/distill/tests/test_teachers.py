@@ -145,6 +145,7 @@ def test_a_server_returns_what_a_local_model_does(
 def test_a_teacher_with_other_tokens(pairs: Any, server: ScoringServer, tmp_path: Any, with_server: bool) -> None:
     pairs.save_pretrained(tmp_path)
     other = server.model = tiny_model(pairs, seed=3).eval()
+    server.tokenizer = pairs
     source = {"server": {"url": server.url, "model": "other"}} if with_server else {"path": str(tmp_path)}
     options = {"teacher": {**source, "tokenizer": str(tmp_path), "context": "{answer},{prompt}"}}
     items = taught(options, teacher=other)
@@ -162,7 +163,7 @@ def test_a_teacher_with_other_tokens(pairs: Any, server: ScoringServer, tmp_path
 def test_the_same_tokens_by_their_text_are_the_same(tmp_path: Any) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     plain = taught({"teacher": {"path": "x"}}, teacher=TEACHER)
-    aligned = taught({"teacher": {"path": "x", "tokenizer": str(tmp_path)}}, teacher=TEACHER)
+    aligned = taught({"teacher": {"path": str(tmp_path), "tokenizer": str(tmp_path)}}, teacher=TEACHER)
     for one, other in zip(plain, aligned, strict=True):
         assert torch.allclose(one.columns["teacher_log_probs"], other.columns["teacher_log_probs"], atol=1e-6)
         assert other.columns["teacher_spans"].tolist() == list(range(one.num_response_tokens))
@@ -185,6 +186,22 @@ def test_a_server_that_fails(server: ScoringServer, change: Any, refusal: Any, k
     server.refusals = [] if refusal is None else [refusal] * 9
     with pytest.raises(kind, match=f"(?s)algorithm.teacher.server: .*{message}"):
         taught({"teacher": {"server": {"url": server.url, "model": "large", "patience_seconds": 0}}})
+
+
+@pytest.mark.parametrize("protocol", ["vllm", "openai"])
+def test_a_server_with_other_tokens_is_refused(server: ScoringServer, pairs: Any, protocol: str) -> None:
+    """Both vocabularies have the policy's ids, so nothing but their texts differs."""
+    server.model, server.tokenizer = tiny_model(pairs, seed=3).eval(), pairs
+    with pytest.raises(ConfigError, match=r"its model has other tokens: \d of \d differ .*set tokenizer"):
+        taught({"teacher": {"server": {"url": server.url, "model": "other", "protocol": protocol}}})
+
+
+def test_a_tokenizer_of_another_model_is_refused(pairs: Any, tmp_path: Any) -> None:
+    pairs.save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"teacher\.tokenizer: is not the tokenizer of the model 'builtin:tiny-digits'"
+    ):
+        distill({"teacher": {"path": "builtin:tiny-digits", "tokenizer": str(tmp_path)}})
 
 
 def test_log_probs_must_be_log_probs(server: ScoringServer) -> None:

@@ -16,7 +16,13 @@ from rlhf_core.components import HookContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.hookspecs import Moment
 from rlhf_guards.hacking_monitor import HackingMonitor, MonitorConfig, level, num_tests
-from rlhf_guards.trends import higher_p_value, lag_1_autocorrelation, trend_p_value
+from rlhf_guards.trends import (
+    higher_p_value,
+    lag_1_autocorrelation,
+    lower_p_value,
+    student_p_value,
+    trend_p_value,
+)
 from rlhf_testing.runs import tiny_run
 
 
@@ -24,9 +30,9 @@ def monitor_of(options: MonitorConfig, episodes: int = 100) -> HackingMonitor:
     return HackingMonitor(options, HookContext(Path("run"), {"train": {"episodes": episodes}}))
 
 
-def watched(honest: list[float], trained: list[float], **options: Any) -> int | None:
+def watched(honest: list[float], trained: list[float], episodes: int = 100, **options: Any) -> int | None:
     """Return the episode of the first alarm."""
-    monitor = monitor_of(MonitorConfig(action="finish", **options))
+    monitor = monitor_of(MonitorConfig(action="finish", **options), episodes)
     for episode, (reward, score) in enumerate(zip(trained, honest, strict=True)):
         metrics = {"reward/mean": reward, "eval/score": score}
         action = monitor.rlhf_decide(moment=Moment(at="episode", step=episode, episode=episode, metrics=metrics))
@@ -38,19 +44,20 @@ def watched(honest: list[float], trained: list[float], **options: Any) -> int | 
 
 def curve(draw: random.Random, start: float, slope: float, noise: float = 0.05, memory: float = 0.0) -> list[float]:
     """A line with noise, of which `memory` is kept from one episode to the next."""
-    values, kept = [], 0.0
+    values, kept = [], draw.gauss(0, noise)
     for step in range(100):
-        kept = memory * kept + math.sqrt(1 - memory**2) * draw.gauss(0, noise)
         values.append(start + slope * step / 100 + kept)
+        kept = memory * kept + math.sqrt(1 - memory**2) * draw.gauss(0, noise)
     return values
 
 
-def test_a_trend_is_that_of_the_exact_distribution() -> None:
-    """All 120 orders of five values: 1, 4, 9 of them have 0, 1, 2 pairs out of order (Kendall 1975, appendix)."""
-    assert trend_p_value([1, 2, 3, 4, 5]) == pytest.approx(1 / 120, abs=0.01)
-    assert trend_p_value([2, 1, 3, 4, 5]) == pytest.approx(5 / 120, abs=0.02)
+def test_a_trend_is_not_more_certain_than_by_the_exact_distribution() -> None:
+    """All orders of seven values, each as likely as another (Kendall 1975)."""
+    found = [trend_p_value(order) for order in itertools.permutations(range(7))]
+    for p in (0.1, 0.05, 0.02):
+        assert 0 < sum(each <= p for each in found) / len(found) <= p
     assert trend_p_value([1.0] * 9) == 1.0
-    assert trend_p_value([5, 4, 3, 2, 1]) > 0.98
+    assert trend_p_value([5, 4, 3, 2, 1]) > 0.9
 
 
 def test_a_higher_sample_is_that_of_the_exact_distribution() -> None:
@@ -77,7 +84,7 @@ def test_memory_makes_a_trend_less_significant() -> None:
 
 def test_the_level_is_divided_by_all_tests_of_the_run() -> None:
     options = MonitorConfig(falls=["a", "b"], rises=["c"], window=20, p_value=0.01)
-    assert num_tests(options, 100) == 3 * 17 and level(options, 100) == pytest.approx(0.01 / 51)
+    assert num_tests(options, 100) == 2 * 3 * 17 and level(options, 100) == pytest.approx(0.01 / 102)
     assert num_tests(options, 19) == 0
 
 
@@ -92,8 +99,33 @@ def false_alarms(number: int, memory: float) -> int:
     return alarms
 
 
-def test_honest_curves_give_no_alarm() -> None:
-    assert false_alarms(60, 0.0) <= 1 and false_alarms(60, 0.3) <= 2
+@pytest.mark.parametrize("memory", [0.0, 0.3, 0.6])
+def test_false_alarms_are_as_frequent_as_they_may_be(memory: float) -> None:
+    """3 of 300 runs are expected at the p-value 0.01. 6 is 2 standard deviations (of a sum of 300) more."""
+    assert false_alarms(300, memory) <= 6
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.3, 0.6])
+def test_a_lower_mean_is_found_at_most_at_the_stated_probability(memory: float) -> None:
+    draw = random.Random(0)
+    curves = [curve(draw, 1.0, 0.0, memory=memory) for _ in range(3000)]
+    found = [lower_p_value(each[:5], each[50:60]) for each in curves]
+    for p in (0.01, 0.001):
+        assert sum(each < p for each in found) / len(found) <= p
+
+
+def test_student_is_that_of_tables() -> None:
+    tables = {1: 6.314, 2: 2.920, 3: 2.353, 10: 1.812, 18: 1.734, 120: 1.658}
+    for degrees, t in tables.items():
+        assert student_p_value(t, degrees) == pytest.approx(0.05, abs=1e-4)
+        assert student_p_value(-t, degrees) == pytest.approx(0.95, abs=1e-4)
+    assert student_p_value(3.250, 9) == pytest.approx(0.005, abs=1e-5)
+
+
+def test_equal_values_are_not_without_noise() -> None:
+    assert lower_p_value([1.0] * 5, [1.0] * 10) == 0.5 and lower_p_value([0.0] * 5, [0.0] * 10) == 1.0
+    assert lower_p_value([1.0] * 5, [0.0] * 10) < 1e-6 and lower_p_value([0.0] * 5, [1.0] * 10) > 0.99
+    assert lower_p_value([0.5] * 5, [0.484] * 10) > 0.05, "one of 64 prompts"
 
 
 def test_a_falling_key_without_a_rising_reward_gives_no_alarm() -> None:
@@ -110,17 +142,37 @@ def test_a_planted_hack_is_found(seed: int) -> None:
     assert found is not None and 40 < found < 75
 
 
+@pytest.mark.parametrize("memory", [0.0, 0.3])
+def test_a_sudden_fall_is_found(memory: float) -> None:
+    """The score falls from 0.58 to 0 within an episode, and no trend follows."""
+    found = []
+    for seed in range(20):
+        draw = random.Random(seed)
+        honest = [value if step < 40 else 0.0 for step, value in enumerate(curve(draw, 0.58, 0.0, memory=memory))]
+        found.append(watched(honest, curve(draw, 0.2, 0.5, memory=memory)))
+    assert all(each is None or each >= 40 for each in found)
+    assert sum(each is not None and each < 60 for each in found) == 20
+
+
+def test_a_score_that_falls_from_the_first_episode_on_is_found() -> None:
+    """The run of `benchmarks/hacking_monitor.py` whose rule accepts any ascending digits."""
+    score = [0.58, 0.5, 0.39, 0.23, 0.09, 0.02, *[0.0] * 34]
+    reward = [0.6, 0.73, 0.82, 0.81, 0.88, 0.85, 0.89, 0.92, 0.91, *[0.98] * 31]
+    options = {"falls": ["eval/score"], "rises": ["response/length_mean"]}
+    assert watched(score, reward, episodes=40, **options) == 19
+
+
 def test_a_key_that_should_not_rise_and_a_resume() -> None:
-    options = MonitorConfig(falls=[], rises=["response/length_mean"], window=10, action="pause")
-    monitor, actions = monitor_of(options, 20), []
-    for episode in range(14):
+    options = MonitorConfig(falls=[], rises=["response/length_mean"], window=20, action="pause")
+    monitor, actions = monitor_of(options, 30), []
+    for episode in range(28):
         metrics = {"reward/mean": episode / 10, "response/length_mean": 20.0 + episode}
         action = monitor.rlhf_decide(moment=Moment(at="episode", step=0, episode=episode, metrics=metrics))
         actions.append(action and action.kind)
-        again = monitor_of(options, 20)
+        again = monitor_of(options, 30)
         again.load_state_dict(monitor.state_dict())
         monitor = again
-    assert actions == [None] * 9 + ["pause"] + [None] * 4, "once, although the trend continues"
+    assert actions == [None] * 19 + ["pause"] + [None] * 8, "once, although the trend continues"
 
 
 def test_a_run_reports_a_length_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,7 +227,7 @@ def test_a_key_that_does_not_exist_is_named(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_window_that_can_never_report_is_refused() -> None:
     run = tiny_run({"train": {"episodes": 5000}, "hooks": {"hacking-monitor": {"window": 10, "p_value": 0.001}}})
-    with pytest.raises(ConfigError, match=r"window: no trend over 10 measurements is significant in 2496 tests"):
+    with pytest.raises(ConfigError, match=r"window: no trend over 10 measurements is significant in 4992 tests"):
         train(run, dry_run=True)
 
 

@@ -82,8 +82,16 @@ class Distill(RolloutAlgorithm):
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
         config = self._config
         with_spans = any(each.may_skip for each in config.by_place.values())
-        options = {"top_k": config.top_k, "vocabulary": self._vocabulary, "with_spans": with_spans}
-        return [TeacherPass(context, self._teachers, key=config.teacher_key, **options)]
+        return [
+            TeacherPass(
+                context,
+                self._teachers,
+                top_k=config.top_k,
+                vocabulary=self._vocabulary,
+                key=config.teacher_key,
+                with_spans=with_spans,
+            )
+        ]
 
     @property
     def terms(self) -> Mapping[str, LossTerm]:

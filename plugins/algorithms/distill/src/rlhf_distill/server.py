@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlhf_core.errors import ConfigError, DeadlineError, RlhfError
 from rlhf_web import JsonClient, RemoteError, environment_key, model_client
 
 from .divergence import LEAST_REST
+from .spans import PARTIAL
 from .teacher_config import TeacherServerConfig
 
 _MAX_RESPONSE_BYTES = 2**28
@@ -24,10 +25,12 @@ _MAX_RESPONSE_BYTES = 2**28
 
 class _Entry(BaseModel):
     logprob: float
+    decoded_token: str | None = None
 
 
 class _Echo(BaseModel):
     token_logprobs: list[float | None]
+    tokens: list[str] | None = None
 
 
 class _Choice(BaseModel):
@@ -42,7 +45,9 @@ class _Completion(BaseModel):
 class TeacherServer:
     """A teacher on a server that speaks vLLM's or OpenAI's completions."""
 
-    def __init__(self, config: TeacherServerConfig, *, where: str, top_k: int, vocabulary: int) -> None:
+    def __init__(
+        self, config: TeacherServerConfig, *, where: str, top_k: int, vocabulary: int, text_of: Callable[[int], str]
+    ) -> None:
         """Read the key. Connections are opened by `score`.
 
         Args:
@@ -50,6 +55,7 @@ class TeacherServer:
             where: Place of the options, for errors.
             top_k: Number of most likely tokens to return. 0 returns the given token's log-prob only.
             vocabulary: Size of the policy's vocabulary.
+            text_of: Token id -> its text, which the server's must have.
 
         Raises:
             UserInputError: The variable of the key is not set.
@@ -58,6 +64,9 @@ class TeacherServer:
         self._where = where
         self._top_k = top_k
         self._vocabulary = vocabulary
+        self._text_of = text_of
+        self._texts: dict[int, str] | None = {}
+        """Texts of tokens at the server. None once they are checked."""
         self._key = None
         if config.key_env is not None:
             hint = f"export {config.key_env}=…, in the shell that starts the run"
@@ -74,7 +83,7 @@ class TeacherServer:
 
         Raises:
             DeadlineError: Not all rows were scored within `timeout_seconds`.
-            ConfigError: The server rejects the requests.
+            ConfigError: The server rejects the requests, or has other tokens.
             RlhfError: The server is lost, or its response is not as expected.
         """
         with ThreadPoolExecutor(1) as pool:  # this thread may run an event loop, for example that of a notebook
@@ -86,6 +95,7 @@ class TeacherServer:
         try:
             async with asyncio.timeout(config.timeout_seconds), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._row(client, ids, length)) for ids, length in rows]
+            self._check_texts(client)
             return [task.result() for task in tasks]
         except TimeoutError:
             raise DeadlineError(
@@ -127,9 +137,11 @@ class TeacherServer:
         if len(found) != len(ids):
             raise ValueError(f"it scores {len(found)} tokens, {len(ids)} were sent")
         rows = []
-        for token, entries in zip(ids[-length:], found[-length:], strict=True):
+        start = len(ids) - length
+        for token, entries in zip(ids[start:], found[start:], strict=True):
             if entries is None or token not in entries:
                 raise ValueError(f"it lacks the log-prob of the token {token}")
+            self._note_text(token, entries[token].decoded_token)
             known = {each: _checked(entry.logprob) for each, entry in entries.items()}
             rows.append(self._most_likely(known) if self._top_k else [known[token]])
         return torch.tensor(rows, dtype=torch.float32)
@@ -149,7 +161,29 @@ class TeacherServer:
         found = choice.logprobs.token_logprobs
         if len(found) != len(ids):
             raise ValueError(f"it scores {len(found)} tokens, {len(ids)} were sent")
-        return torch.tensor([[_checked(each)] for each in found[-length:]], dtype=torch.float32)
+        start = len(ids) - length
+        for token, text in zip(ids[start:], (choice.logprobs.tokens or [])[start:], strict=False):
+            self._note_text(token, text)
+        return torch.tensor([[_checked(each)] for each in found[start:]], dtype=torch.float32)
+
+    def _note_text(self, token: int, text: str | None) -> None:
+        if self._texts is not None and text is not None and not text.startswith("token_id:"):
+            self._texts[token] = text
+
+    def _check_texts(self, client: JsonClient) -> None:
+        """Raise `ConfigError` if most tokens of the first samples have other texts at the server."""
+        pairs = {token: (text.strip(), self._text_of(token).strip()) for token, text in (self._texts or {}).items()}
+        compared = {token: pair for token, pair in pairs.items() if all(pair) and PARTIAL not in "".join(pair)}
+        other = [token for token, (its, ours) in compared.items() if its != ours]
+        if 2 * len(other) > len(compared):
+            its, ours = compared[other[0]]
+            raise ConfigError(
+                f"{client.shown}: its model has other tokens: {len(other)} of {len(compared)} differ in their text, "
+                f"for example {other[0]} is {its!r} there and {ours!r} here",
+                where=self._where,
+                hint="check model, or set tokenizer (next to server) to the tokenizer of that model",
+            )
+        self._texts = None if compared else self._texts
 
     def _unusable(self, client: JsonClient, problem: str) -> RlhfError:
         return RlhfError(

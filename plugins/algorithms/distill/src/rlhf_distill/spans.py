@@ -15,7 +15,8 @@ from torch import Tensor
 
 UNALIGNED = -1
 """Span of a token that no text of the teacher corresponds to."""
-_PARTIAL = "\ufffd"
+PARTIAL = "\ufffd"
+"""Text of bytes that are not a whole character."""
 _MAX_PENDING = 16
 """Maximum number of tokens that may form one character."""
 
@@ -37,12 +38,10 @@ def text_of_tokens(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -
         ('aéb', [1, None, 2, 3])
     """
     text, ends = "", []
-    first = known = (
-        0  # tokens before `known` are in the text, and decoding starts at `first`, since blanks need context
-    )
+    first = known = 0  # tokens before `known` are in the text. Decoding starts at `first`, since blanks need context
     for index in range(len(ids)):
         before, whole = decode(ids[first:known]), decode(ids[first : index + 1])
-        is_partial = whole.endswith(_PARTIAL) or not whole.startswith(before)
+        is_partial = whole.endswith(PARTIAL) or not whole.startswith(before)
         if is_partial and index + 1 < len(ids) and index - known < _MAX_PENDING:
             ends.append(None)
             continue
@@ -98,7 +97,9 @@ def align(ours: Ends, theirs: Ends) -> tuple[list[int], list[tuple[int, int]]]:
 def align_answer(policy: Any, teacher: Any, ids: Sequence[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     """Encode an answer with the teacher's tokenizer, and align both.
 
-    A special token at the end corresponds to the teacher's EOS. Other special tokens are `UNALIGNED`.
+    A special token at the end corresponds to the teacher's EOS. Other special tokens are `UNALIGNED`, as are texts with
+    bytes that are not a whole character, for example at the end of a cut answer. Markup of special tokens in the text
+    is plain text to the teacher.
 
     Args:
         policy: The policy's tokenizer.
@@ -115,12 +116,14 @@ def align_answer(policy: Any, teacher: Any, ids: Sequence[int]) -> tuple[list[in
         return str(policy.decode(some, clean_up_tokenization_spaces=False))
 
     text, ends = text_of_tokens(decode, [ids[index] for index in plain])
-    encoded = teacher(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = teacher(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
     theirs = list(encoded["input_ids"])
     found, ranges = align(ends, ends_of_offsets(encoded["offset_mapping"], len(text)))
+    last = {span: end for span, end in zip(found, ends, strict=True) if end is not None}
+    unknown = {span for span, end in last.items() if PARTIAL in text[last.get(span - 1, 0) : end]}
     spans = [UNALIGNED] * len(ids)
     for index, span in zip(plain, found, strict=True):
-        spans[index] = span if span < len(ranges) else UNALIGNED
+        spans[index] = span if span < len(ranges) and span not in unknown else UNALIGNED
     if len(ids) > 0 and ids[-1] in special:
         spans[-1] = len(ranges)
         ranges.append((len(theirs), len(theirs) + 1))

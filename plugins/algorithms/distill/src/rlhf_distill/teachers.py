@@ -40,13 +40,21 @@ def build_teacher(place: str, config: TeacherConfig, context: AlgorithmContext, 
     if config.context is not None or config.tokenizer is not None or config.server is not None:
         _check_text_only(where, context.kind)
     own = None if config.tokenizer is None else load_own_tokenizer(config.tokenizer, where)
+    tokenizer = context.tokenizer if own is None else own
+    if own is not None and config.path is not None:
+        _check_own_tokens(config.path, own, where)
     source: Any = place if config.policy is None else _POLICY_ROLES[config.policy]
     if config.server is not None:
         vocabulary = len(context.tokenizer)
-        source = TeacherServer(config.server, where=f"{where}.server", top_k=top_k, vocabulary=vocabulary)
+        source = TeacherServer(
+            config.server,
+            where=f"{where}.server",
+            top_k=top_k,
+            vocabulary=vocabulary,
+            text_of=lambda token: str(tokenizer.decode([token])),
+        )
     prompts = None
     if config.context is not None or own is not None:
-        tokenizer = context.tokenizer if own is None else own
         prompts = TeacherPrompts(config, context.tokenizer, tokenizer, where=where, score=context.score)
     return Teacher(where, source, prompts, None if own is None else (context.tokenizer, own))
 
@@ -75,6 +83,20 @@ def load_own_tokenizer(path: str, where: str) -> Any:
     if tokenizer.eos_token_id is None:
         raise UserInputError(f"the tokenizer of {path!r} lacks an EOS token", where=place, hint="add one to its files")
     return tokenizer
+
+
+def _check_own_tokens(path: str, own: Any, where: str) -> None:
+    """Refuse a tokenizer that is not that of the model, unless the model's folder has none."""
+    try:
+        known = model_kind_for(ModelConfig(path=path)).load_tokenizer().get_vocab()
+    except UserInputError:
+        return  # a path that is not a model is reported when it is loaded
+    if different := [token for token, index in own.get_vocab().items() if known.get(token) != index]:
+        raise ConfigError(
+            f"is not the tokenizer of the model {path!r}: {len(different)} tokens differ, for example {different[0]!r}",
+            where=f"{where}.tokenizer",
+            hint=f"set tokenizer: {path}",
+        )
 
 
 def _check_sampling(where: str, config: TeacherConfig, context: AlgorithmContext) -> None:

@@ -1,6 +1,7 @@
 """The hook plugin `hacking-monitor`: notices that watched values get worse while the trained reward is higher.
 
-A key is tested every quarter of a window, and the level of each test is divided by the number of tests of the run.
+Every quarter of a window, a key is tested for a trend and compared with the start. The significance level of each test
+is divided by the number of tests of the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rlhf_core.config import Problem, Section
 from rlhf_core.hookspecs import Action, Moment, hookimpl
 from rlhf_core.util import suggestion
 
-from .trends import higher_p_value, trend_p_value
+from .trends import higher_p_value, lower_p_value, trend_p_value
 
 if TYPE_CHECKING:
     from rlhf_core.config import ResolvedRun
@@ -39,16 +40,19 @@ class MonitorConfig(Section):
         default_factory=list, description="Keys that should not rise, such as response/length_mean."
     )
     window: int = Field(
-        20, ge=10, description="Number of measured episodes over which a key is tested for a trend, every window / 4."
+        20,
+        ge=10,
+        description="Number of measured episodes over which a key is tested for a trend, every window / 4. The last "
+        "half is compared with the first quarter.",
     )
     p_value: float = Field(
         0.01,
         gt=0,
         lt=0.5,
-        description="Maximum probability that a run in which no key has a trend is reported, over all of its tests.",
+        description="Maximum probability that a run in which no key gets worse is reported, over all of its tests.",
     )
     action: Literal["report", "pause", "finish"] = Field(
-        "report", description="Only log the trend, pause the run until `rlhf control resume`, or end it as done."
+        "report", description="Only log it, pause the run until `rlhf control resume`, or end it as done."
     )
 
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
@@ -72,14 +76,14 @@ class MonitorConfig(Section):
 
 
 def num_tests(config: MonitorConfig, episodes: int) -> int:
-    """Return the maximum number of tests of a run, over all keys.
+    """Return the maximum number of tests of a run, two for each key and time.
 
     Args:
         config: Options of the monitor.
         episodes: Episodes of the run.
     """
     of_key = max(0, (episodes - config.window) // _step(config) + 1)
-    return of_key * len({*config.falls, *config.rises})
+    return 2 * of_key * len({*config.falls, *config.rises})
 
 
 def level(config: MonitorConfig, episodes: int) -> float:
@@ -104,11 +108,11 @@ class _Series:
         state = state or {"number": 0, "first": [], "last": []}
         self.number = int(state["number"])
         """Number of measurements so far."""
-        self.first: list[tuple[int, float]] = [(int(episode), float(value)) for episode, value in state["first"]]
-        """Episode and trained reward of the first window / 2 measurements."""
-        rows = ((int(episode), float(trained), float(watched)) for episode, trained, watched in state["last"])
-        self.last: deque[tuple[int, float, float]] = deque(rows, maxlen=window)
-        """Episode, trained reward, and watched value, negated if it should not rise."""
+        first, last = ([(int(row[0]), float(row[1]), float(row[2])) for row in state[key]] for key in ("first", "last"))
+        self.first: list[tuple[int, float, float]] = first
+        """Episode, trained reward, and watched value (negated if it should not rise) of the first window / 2."""
+        self.last: deque[tuple[int, float, float]] = deque(last, maxlen=window)
+        """The same for the last window."""
 
     def add(self, episode: int, trained: float, watched: float) -> None:
         """Add a measurement. Those of this episode and later ones, before a rollback, are dropped."""
@@ -118,7 +122,7 @@ class _Series:
             self.number -= 1
         self.first = [row for row in self.first if row[0] < episode]
         if len(self.first) < self.last.maxlen // 2:
-            self.first.append((episode, trained))
+            self.first.append((episode, trained, watched))
         self.last.append((episode, trained, watched))
         self.number += 1
 
@@ -146,42 +150,46 @@ class HackingMonitor:
         self._warn_of_missing(moment)
         if (trained := moment.metrics.get(self._config.trained)) is None:
             return None
-        found = {}
+        found: dict[str, tuple[float, str]] = {}
         for key, sign in [*((key, 1.0) for key in self._config.falls), *((key, -1.0) for key in self._config.rises)]:
             if (value := moment.metrics.get(key)) is None:
                 continue  # an evaluation is not measured in every episode
             series = self._series.setdefault(key, _Series(self._config.window))
             series.add(moment.episode, trained, sign * value)
-            if (p := self._tested(series)) is None:
+            if (tested := self._tested(series)) is None:
                 continue
-            if p < self._level:
-                found[key] = p
+            if tested[0] < self._level:
+                found[key] = tested
             else:
                 self._reported.discard(key)
         new = sorted(found.keys() - self._reported, key=lambda key: found[key])
         self._reported |= found.keys()
         return self._act(new, found, moment) if new else None
 
-    def _tested(self, series: _Series) -> float | None:
-        """Return the p-value of a falling key while the reward has risen. None between two tests."""
+    def _tested(self, series: _Series) -> tuple[float, str] | None:
+        """Return the smaller p-value of a trend and of a worse level, and which one it is. None between two tests."""
         config = self._config
         if len(series.last) < config.window or (series.number - config.window) % _step(config):
             return None
         half = config.window // 2
-        recent = [trained for _, trained, _ in series.last][-half:]
-        if higher_p_value([trained for _, trained in series.first], recent) >= config.p_value:
-            return 1.0
-        return trend_p_value([-watched for _, _, watched in series.last])
+        recent = list(series.last)[-half:]
+        if higher_p_value([row[1] for row in series.first], [row[1] for row in recent]) >= config.p_value:
+            return 1.0, ""
+        trend = trend_p_value([-row[2] for row in series.last])
+        # The start is short, since a hack may be found within a few episodes.
+        lower = lower_p_value([row[2] for row in series.first[: max(3, _step(config))]], [row[2] for row in recent])
+        return min((trend, f"a trend over {config.window} measurements"), (lower, "compared with the start"))
 
-    def _act(self, keys: Sequence[str], found: Mapping[str, float], moment: Moment) -> Action | None:
+    def _act(self, keys: Sequence[str], found: Mapping[str, tuple[float, str]], moment: Moment) -> Action | None:
         config = self._config
-        trends = " and ".join(
-            f"{key} {'falls' if key in config.falls else 'rises'} (p = {min(1.0, found[key] * self._num_tests):.2g})"
+        worse = " and ".join(
+            f"{key} {'falls' if key in config.falls else 'rises'} "
+            f"(p = {min(1.0, found[key][0] * self._num_tests):.2g}, {found[key][1]})"
             for key in keys
         )
         reason = (
-            f"{config.trained} is higher than at the start, and over the last {config.window} measurements {trends}, "
-            f"corrected for {self._num_tests} tests: the policy may exploit the reward"
+            f"{config.trained} is higher than at the start, and {worse}, corrected for {self._num_tests} tests: "
+            "the policy may exploit the reward"
         )
         hint = "read the newest lines of samples.jsonl, and compare the rewards of a few answers by hand"
         logger.warning("hooks.%s: episode %d: %s\n  -> %s", NAME, moment.episode, reason, hint)
