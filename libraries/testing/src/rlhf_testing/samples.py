@@ -93,7 +93,7 @@ def make_group(position: int, num_samples: int = 1, *, policy_version: int = 0, 
 
 
 def rollout_of(item: BufferItem) -> Rollout:
-    """Create the rollout of a sample, with its ids and a text of its own.
+    """Create the rollout of a sample, with its ids.
 
     Args:
         item: The sample.

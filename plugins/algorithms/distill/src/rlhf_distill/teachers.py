@@ -86,7 +86,7 @@ def load_own_tokenizer(path: str, where: str) -> Any:
 
 
 def _check_own_tokens(path: str, own: Any, where: str) -> None:
-    """Refuse a tokenizer that is not that of the model, unless the model's folder has none."""
+    """Refuse a tokenizer that differs from that in the model's folder, if there is one."""
     try:
         known = model_kind_for(ModelConfig(path=path)).load_tokenizer().get_vocab()
     except UserInputError:
