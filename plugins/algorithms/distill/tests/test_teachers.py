@@ -76,6 +76,21 @@ def test_the_policy_with_the_answer_in_its_prompt(policy: str, model: Any, top_k
     assert distill(options).roles == {"policy", "policy" if policy == "current" else "reference"}
 
 
+def test_the_last_message_of_a_chat_has_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for each in messages %}{{ each['content'] }}{{ '>' if loop.last else ',' }}{% endfor %}"
+    monkeypatch.setattr(TOKENIZER, "chat_template", template, raising=False)
+    group = group_of(0, "1,31>", ["13", "31"], [1.0, 0.0], answer="13")
+    messages = ({"role": "user", "content": "1"}, {"role": "user", "content": "31"})
+    group = replace(group, rollouts=tuple(replace(each, messages=messages) for each in group.rollouts))
+    teacher = {"policy": "current", "context": "{answer},{prompt}"}
+    for item in taught({"teacher": teacher}, [group]):
+        check(item, POLICY, "1,13,31>", 0)
+    ended = ({"role": "user", "content": "1"}, {"role": "assistant", "content": "31"})
+    group = replace(group, rollouts=tuple(replace(each, messages=ended) for each in group.rollouts))
+    with pytest.raises(DataError, match="the last message of its chat is not the text of a user but of 'assistant'"):
+        taught({"teacher": teacher}, [group])
+
+
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_a_demonstration_is_the_best_other_answer(top_k: int) -> None:
     options = {"teacher": {"policy": "current", "context": "{prompt}{demonstration}>"}, "top_k": top_k}
@@ -192,7 +207,7 @@ def test_a_server_that_fails(server: ScoringServer, change: Any, refusal: Any, k
 def test_a_server_with_other_tokens_is_refused(server: ScoringServer, pairs: Any, protocol: str) -> None:
     """Both vocabularies have the policy's ids, so nothing but their texts differs."""
     server.model, server.tokenizer = tiny_model(pairs, seed=3).eval(), pairs
-    with pytest.raises(ConfigError, match=r"its model has other tokens: \d of \d differ .*set tokenizer"):
+    with pytest.raises(ConfigError, match=r"(?s)its model has other tokens: \d of \d differ .*set tokenizer"):
         taught({"teacher": {"server": {"url": server.url, "model": "other", "protocol": protocol}}})
 
 
