@@ -43,10 +43,13 @@ def model_dtype(resolved: ResolvedRun, place: Place) -> torch.dtype:
         resolved: the run.
         place: the processes and device that hold the model.
     """
+    return _dtype(resolved.run.model.dtype, place.parameter_dtype)
+
+
+def _dtype(name: str, default: torch.dtype) -> torch.dtype:
     import torch
 
-    name = resolved.run.model.dtype
-    return place.parameter_dtype if name == "auto" else cast("torch.dtype", getattr(torch, name))
+    return default if name == "auto" else cast("torch.dtype", getattr(torch, name))
 
 
 def load_start_policy(resolved: ResolvedRun, place: Place) -> nn.Module:
@@ -75,21 +78,18 @@ def load_models(inputs: RunInputs, place: Place, *, trains: bool = False) -> dic
 
 
 def check_frozen(algorithm: Algorithm[Any, Any], tokenizer: Any) -> None:
-    """Raise `UserInputError` if a frozen model is invalid, or its tokens differ from the policy's `tokenizer`."""
+    """Raise `UserInputError` if a frozen model is invalid, or its tokens must be those of `tokenizer` and differ."""
     for role, frozen in getattr(algorithm, "frozen_models", {}).items():
         with _of_role(role):
-            kind = model_kind_for(ModelConfig(path=frozen.path))
-            kind.check()
-            kind.check_tokens(tokenizer)
+            (kind := model_kind_for(ModelConfig(path=frozen.path))).check()
+            if not frozen.own_tokenizer:
+                kind.check_tokens(tokenizer)
 
 
 def place_frozen(role: Role, frozen: FrozenModel, place: Place, *, dtype: torch.dtype, seed: int) -> nn.Module:
     """Load and place a frozen model that the algorithm declares, such as a teacher. dtype: used for `auto`."""
-    import torch
-
-    chosen = dtype if frozen.dtype == "auto" else getattr(torch, frozen.dtype)
     with _of_role(role), place.model_init_context():
-        model = model_kind_for(ModelConfig(path=frozen.path)).load_policy(dtype=chosen, seed=seed)
+        model = model_kind_for(ModelConfig(path=frozen.path)).load_policy(dtype=_dtype(frozen.dtype, dtype), seed=seed)
     return place.prepare_inference(model)
 
 
@@ -127,8 +127,7 @@ def make_optimizer(resolved: ResolvedRun, role: str, model: nn.Module, strategy:
 
     Raises `PluginError` if it omits parameters or already has state, since a strategy may still replace parameters.
     """
-    selected = resolved.optimizer
-    options = selected.typed(OptimizerConfig)
+    options = (selected := resolved.optimizer).typed(OptimizerConfig)
     lr = options.critic_lr if role == "critic" and options.critic_lr is not None else options.lr
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
     context = OptimizerContext(parameters=parameters, lr=lr, strategy=strategy)

@@ -30,6 +30,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo-sources": {"name": "grpo", "imitation": {"coef": 0.1, "best": 2}, "preference": {"coef": 0.2}},
     "distill": {"name": "distill", "top_k": 6, "divergence": "jsd"},
     "distill-sampled": {"name": "distill", "reward_coef": 0.5},
+    "distill-self": {
+        "name": "distill",
+        "top_k": 6,
+        "teacher": {"policy": "current", "context": "{completion},{prompt}"},
+    },
     "sft": {"name": "sft", "packing": True, "max_tokens": 32},
     "dpo": {"name": "dpo"},
     "kto": {"name": "kto"},
@@ -111,7 +116,7 @@ def run_file(name: str, deployment: str, data: Path) -> dict[str, Any]:
         run["rewards"] = [{"name": "length", "target_tokens": 2}]
         run["train"] |= {"samples_per_prompt": 3, "train_batch_size": 14}
         if name.startswith("distill"):
-            run["algorithm"] = {**run["algorithm"], "teacher": {"path": str(data.parent / "teacher")}}
+            run["algorithm"] = {"teacher": {"path": str(data.parent / "teacher")}, **run["algorithm"]}
     else:
         run["eval"] = {"every_episodes": 2, "num_prompts": 5}
     if name == "sft":  # its answers to held-out prompts are judged, too

@@ -31,6 +31,7 @@ def test_another_tokenizer_is_refused_by_its_first_token(tmp_path):
         check(FrozenModel(saved(tmp_path / "other", known[::-1])), ours)
     with pytest.raises(UserInputError, match=r"tokens differ, the first is .* missing in this model"):
         check(FrozenModel(saved(tmp_path / "fewer", known[:4])), ours)
+    check(FrozenModel(saved(tmp_path / "encoded by its pass", known[:4]), own_tokenizer=True), ours)
 
 
 def test_a_model_that_is_not_there(setup, tmp_path):

@@ -13,6 +13,7 @@ from rlhf_core.algorithm import Algorithm, DatasetAlgorithm, LossOutput, Rollout
 from rlhf_core.place import LocalPlace
 from rlhf_core.types import BufferItem, Experience, RolloutGroup
 
+from .samples import rollout_of
 from .tiny import EOS_ID, NUM_SPECIAL, contract_policy, contract_tokenizer, perturb
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
     for seed, role in enumerate(sorted(algorithm.roles - models.keys()), start=4):
         by_role[role] = copy.deepcopy(models["policy"])
         perturb(by_role[role], seed=seed, scale=0.01)
-    group = RolloutGroup(position=0, rollouts=(), items=tuple(_random_items(per_prompt)))
+    drawn = tuple(_random_items(per_prompt))
+    group = RolloutGroup(position=0, rollouts=tuple(map(rollout_of, drawn)), items=drawn)
     items = GroupPasses(place, by_role, algorithm.passes).run([group])[0].items
     batch = to_device(collate(items), torch.device(device))
     with torch.no_grad():

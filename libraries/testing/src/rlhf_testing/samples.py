@@ -89,10 +89,15 @@ def make_group(position: int, num_samples: int = 1, *, policy_version: int = 0, 
         make_item(first + k, group_id=position, policy_version=policy_version, num_actions=num_actions)
         for k in range(num_samples)
     )
-    return RolloutGroup(position=position, items=items, rollouts=tuple(_rollout(item) for item in items))
+    return RolloutGroup(position=position, items=items, rollouts=tuple(rollout_of(item) for item in items))
 
 
-def _rollout(item: BufferItem) -> Rollout:
+def rollout_of(item: BufferItem) -> Rollout:
+    """Create the rollout of a sample, with its ids.
+
+    Args:
+        item: The sample.
+    """
     rollout = make_rollout("13", prompt="31>", answer="13", sample_id=item.sample_id)
     return replace(
         rollout,

@@ -1,4 +1,5 @@
 from .chat import chat_client as chat_client
+from .chat import model_client as model_client
 from .chat import read_chat_reply as read_chat_reply
 from .chat_options import ChatModelOptions as ChatModelOptions
 from .client import JsonClient as JsonClient
@@ -15,6 +16,7 @@ from .servers import address_parts as address_parts
 from .servers import bound_socket as bound_socket
 from .servers import environment_key as environment_key
 from .servers import is_loopback as is_loopback
+from .servers import server_address as server_address
 from .servers import server_key as server_key
 from .untrusted_json import UnreadableJson as UnreadableJson
 from .untrusted_json import read_first_json as read_first_json

@@ -8,6 +8,7 @@ from rlhf_core.util import printable
 
 from .chat_options import ChatModelOptions
 from .client import JsonClient
+from .servers import ClientOptions
 from .untrusted_json import UnreadableJson, read_first_json
 
 _AGAIN = (408, 429, 500, 502, 503, 504)
@@ -25,11 +26,26 @@ def chat_client(options: ChatModelOptions, key: str | None) -> JsonClient:
     Returns:
         The client, without an open connection.
     """
+    return model_client(f"{options.url}/chat/completions", options, key, max_response_bytes=_MAX_RESPONSE_BYTES)
+
+
+def model_client(url: str, options: ClientOptions, key: str | None, *, max_response_bytes: int) -> JsonClient:
+    """Create a client of a path of an OpenAI-compatible server. It is used on one event loop, and closed there.
+
+    Args:
+        url: Address of the path.
+        options: Numbers of connections and timeouts.
+        key: Sent as `Authorization: Bearer`. None sends none.
+        max_response_bytes: Maximum size of a response.
+
+    Returns:
+        The client, without an open connection. It repeats requests while the server is busy or unavailable.
+    """
     return JsonClient(
-        f"{options.url}/chat/completions",
+        url,
         options,
         key=key,
-        max_response_bytes=_MAX_RESPONSE_BYTES,
+        max_response_bytes=max_response_bytes,
         again=_AGAIN,
         first_wait_seconds=_FIRST_WAIT_SECONDS,
     )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from .servers import ClientOptions, address_parts, environment_key
+from .servers import ClientOptions, environment_key, server_address
 
 
 class ChatModelOptions(ClientOptions):
@@ -33,12 +33,7 @@ class ChatModelOptions(ClientOptions):
     @field_validator("url")
     @classmethod
     def _is_address(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        parts = address_parts(url, key_option="key_env")
-        if parts.query or parts.fragment:
-            raise ValueError("contains a query, which would be written to files: name a variable in key_env instead")
-        return url.rstrip("/")
+        return None if url is None else server_address(url)
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:

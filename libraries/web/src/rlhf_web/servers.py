@@ -179,6 +179,25 @@ def address_parts(
     return parts
 
 
+def server_address(url: str) -> str:
+    """Return the address of a server that paths are appended to, without a final slash. For option validators.
+
+    Args:
+        url: the address.
+
+    Raises:
+        ValueError: if the address is invalid, or contains credentials or a query.
+
+    Example:
+        >>> server_address("http://judge:8000/v1/")
+        'http://judge:8000/v1'
+    """
+    parts = address_parts(url, key_option="key_env")
+    if parts.query or parts.fragment:
+        raise ValueError("contains a query, which would be written to files: name a variable in key_env instead")
+    return url.rstrip("/")
+
+
 def is_loopback(host: str | None) -> bool:
     """Whether a host is a loopback address or `localhost`, which only processes of this machine can use.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.plugins.selected import load
 from rlhf_core.types import Experience, SamplingParams
 from rlhf_forward import mask_from_lengths
-from rlhf_testing.models import tiny_tokenizer
+from rlhf_testing.models import CHARACTERS, tiny_tokenizer
+
+sys.path.append(str(Path(__file__).parent))  # for teaching.py
 
 
 def make_algorithm(options: dict[str, Any] | None = None, *, samples_per_prompt: int = 2) -> Any:
@@ -56,3 +60,27 @@ def algorithm() -> Any:
 def episode() -> Any:
     """episode(lengths, **fields)."""
     return make_episode
+
+
+def pair_tokenizer() -> Any:
+    """A tokenizer of the same characters as `tiny_tokenizer` with other ids, and tokens for 12, 31, 23."""
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    known = ["<eos>", "<pad>", "<unk>", *reversed(CHARACTERS), "12", "31", "23"]
+    merges = [("1", "2"), ("3", "1"), ("2", "3")]
+    tokenizer = Tokenizer(BPE({token: index for index, token in enumerate(known)}, merges, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def pairs() -> Any:
+    return pair_tokenizer()

@@ -31,7 +31,7 @@ def taught(episode: Any, top_k: int) -> Any:
     """The episode as a teacher of another seed sees it."""
     model = tiny_model(seed=7).eval()
     context: Any = SimpleNamespace(temperature=1.0)
-    teacher = TeacherPass(context, top_k=top_k, vocabulary=model.config.vocab_size)
+    teacher = TeacherPass(context, {}, top_k=top_k, vocabulary=model.config.vocab_size)
     with torch.no_grad():
         return replace(episode, columns=Columns(teacher.columns_of(teacher.forward(model, episode)), teacher.columns))
 

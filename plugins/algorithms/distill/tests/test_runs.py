@@ -16,7 +16,7 @@ from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, UserInputError
 from rlhf_models import load_policy
 from rlhf_plan import plan_run
-from rlhf_testing.models import builtin_model
+from rlhf_testing.models import builtin_model, tiny_model
 from rlhf_testing.runs import tiny_run
 
 
@@ -66,6 +66,59 @@ def test_turns_of_an_environment_are_taught(teacher: str, tmp_path: Path) -> Non
     assert result.metrics[-1]["loss/distill"] > 0 and "reward/environment" in result.metrics[-1]
 
 
+SELF = {"policy": "current", "context": "{answer},{prompt}"}
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("policy", ["current", "start"])
+def test_the_policy_teaches_itself(tmp_path: Path, policy: str, lora: dict[str, Any] | None) -> None:
+    run = run_of("", {"teacher": {**SELF, "policy": policy}, "top_k": 6}, model={"lora": lora}, eval=None)
+    result = train(run, output=tmp_path / "run")
+    assert result is not None
+    assert all(line["loss/distill"] > 0 and line["policy/grad_norm"] > 0 for line in result.metrics)
+
+
+def test_a_run_without_a_good_answer_is_not_taught(tmp_path: Path) -> None:
+    options = {"teacher": {"policy": "current", "context": "{prompt}{demonstration}>", "demonstration_score": 2}}
+    result = train(run_of("", options, eval=None), output=tmp_path / "run")
+    assert result is not None
+    assert all(line["policy/skipped"] == 1 for line in result.metrics)
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+def test_a_teacher_with_other_tokens(tmp_path: Path, pairs: Any, lora: dict[str, Any] | None) -> None:
+    folder = str(tmp_path / "other")
+    tiny_model(pairs, seed=3).save_pretrained(folder)
+    pairs.save_pretrained(folder)
+    run = run_of("", {"teacher": {"path": folder, "tokenizer": folder}}, model={"lora": lora}, eval=None)
+    result = train(run, output=tmp_path / "run")
+    assert result is not None
+    assert all("distill/reverse_kl" in line and line["policy/grad_norm"] > 0 for line in result.metrics)
+    with pytest.raises(UserInputError, match="a different tokenizer than the policy"):
+        train(run_of(folder), dry_run=True)
+
+
+GAME = {"environment": {"name": "guess-number"}, "prompts": None, "rewards": None, "eval": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "message"),
+    [
+        ({"path": "builtin:tiny-digits", "tokenizer": "builtin:tiny-digits"}, GAME, "texts are aligned within one"),
+        ({**SELF, "context": "{prompt}{feedback}"}, {}, "uses {feedback}, but the run has no environment"),
+        ({**SELF, "context": "{prompt}{demonstration}"}, {"rewards": [], "eval": None}, "but the run has no rewards"),
+        (
+            {"server": {"url": "http://host/v1", "model": "large"}},
+            {"prompts": {"name": "sort-digits", "num_digits": 3, "sampling": {"temperature": "heat"}}},
+            "one temperature, but prompts.sampling sets others",
+        ),
+    ],
+)
+def test_teachers_that_do_not_fit_the_run(options: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(run_of("", {"teacher": options}, **changes), dry_run=True)
+
+
 def test_the_plan_counts_the_teacher(teacher: str) -> None:
     resolved = resolve(run_of(teacher))
     plan = plan_run(resolved, check_run(resolved))
@@ -77,7 +130,7 @@ def test_the_plan_counts_the_teacher(teacher: str) -> None:
 
 
 def test_what_cannot_be_taught_is_told_before_anything_runs(teacher: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.teacher: is required"):
+    with pytest.raises(ConfigError, match="set exactly one of teacher and teachers"):
         train(tiny_run({"algorithm": {"name": "distill"}}), dry_run=True)
     with pytest.raises(UserInputError, match=r"algorithm\.teacher\.path: there is no folder"):
         train(run_of(str(tmp_path / "nothing")), dry_run=True)

@@ -10,9 +10,11 @@ from rlhf_core.batching import collate, split
 from rlhf_core.errors import ConfigError
 from rlhf_core.models import GroupPasses
 from rlhf_core.place import LocalPlace
-from rlhf_distill.teacher import TeacherPass
+from rlhf_distill.teacher import Teacher, TeacherPass
 from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_group
+
+ONE = {"teacher": Teacher("algorithm.teacher", "teacher")}
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def taught(model, groups, *, top_k, vocabulary=10, temperature=0.7, batch_tokens
     passes = GroupPasses(
         place,
         {"teacher": model},
-        lambda context: [TeacherPass(context, top_k=top_k, vocabulary=vocabulary)],
+        lambda context: [TeacherPass(context, ONE, top_k=top_k, vocabulary=vocabulary)],
         temperature=temperature,
         batch_tokens=batch_tokens,
         offloaded={"teacher"} if offload else (),

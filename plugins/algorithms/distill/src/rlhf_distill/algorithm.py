@@ -1,4 +1,4 @@
-"""`distill`: the policy samples tokens, and a teacher returns their log-probs.
+"""`distill`: the policy samples tokens, and teachers return their log-probs.
 
 With `top_k` the loss is a divergence between whole distributions at each sampled token (GKD). Gradients do not pass
 through the sampling. Without `top_k`, the reverse KL is estimated from the sampled tokens alone: log T - log P is the
@@ -32,7 +32,9 @@ from rlhf_objective import clamp_log_ratio, leave_one_out, policy_metrics, ppo_p
 
 from .config import DistillConfig
 from .divergence import divergence, with_rest
-from .teacher import IDS, LOG_PROBS, TeacherPass
+from .spans import sum_over_spans
+from .teacher import IDS, LOG_PROBS, SPANS, TeacherPass
+from .teachers import build_teacher
 
 
 def build(config: DistillConfig, context: AlgorithmContext) -> Distill:
@@ -49,9 +51,8 @@ def build(config: DistillConfig, context: AlgorithmContext) -> Distill:
 
 
 class Distill(RolloutAlgorithm):
-    """Learns from a teacher, and from rewards if `reward_coef` > 0."""
+    """Learns from teachers, and from rewards if `reward_coef` > 0."""
 
-    roles: frozenset[Role] = frozenset({"policy", "teacher"})
     needs_all_rows = False
 
     def __init__(self, config: DistillConfig, context: AlgorithmContext) -> None:
@@ -59,14 +60,38 @@ class Distill(RolloutAlgorithm):
         self._temperature = context.sampling.temperature
         self._vocabulary = len(context.tokenizer)
         self._norm_length = config.norm_length or context.sampling.max_new_tokens
+        self._teachers = {
+            place.removeprefix("teachers."): build_teacher(place, each, context, top_k=config.top_k)
+            for place, each in config.by_place.items()
+        }
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        return frozenset({"policy", *(each.source for each in self._teachers.values() if isinstance(each.source, str))})
 
     @property
     def frozen_models(self) -> Mapping[Role, FrozenModel]:
-        teacher = self._config.teacher
-        return {"teacher": FrozenModel(teacher.path, dtype=teacher.dtype, offload=teacher.offload)}
+        return {
+            place: FrozenModel(
+                each.path, dtype=each.dtype, offload=each.offload, own_tokenizer=each.tokenizer is not None
+            )
+            for place, each in self._config.by_place.items()
+            if each.path is not None
+        }
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
-        return [TeacherPass(context, top_k=self._config.top_k, vocabulary=self._vocabulary)]
+        config = self._config
+        with_spans = any(each.may_skip for each in config.by_place.values())
+        return [
+            TeacherPass(
+                context,
+                self._teachers,
+                top_k=config.top_k,
+                vocabulary=self._vocabulary,
+                key=config.teacher_key,
+                with_spans=with_spans,
+            )
+        ]
 
     @property
     def terms(self) -> Mapping[str, LossTerm]:
@@ -82,11 +107,14 @@ class Distill(RolloutAlgorithm):
         advantages = torch.zeros(mask.shape)
         metrics: dict[str, float] = {}
         if not config.top_k:
-            gain = clamp_log_ratio(episode.columns[LOG_PROBS].squeeze(-1) - episode.action_log_probs)
+            ours, taught = episode.action_log_probs, taught_tokens(episode)
+            if SPANS in episode.columns:
+                ours = sum_over_spans(ours, episode.columns[SPANS])
+            gain = clamp_log_ratio(episode.columns[LOG_PROBS].squeeze(-1) - ours)
             # Subtracting the mean over the episode leaves the expected gradient unchanged and reduces its variance.
-            mean = mean_over_ranks(gain, mask, view.all_reduce)
+            mean = mean_over_ranks(gain, taught, view.all_reduce)
             metrics["distill/reverse_kl"] = -float(mean)
-            advantages = config.distill_coef * torch.where(mask, gain - mean, 0.0)
+            advantages = config.distill_coef * torch.where(taught, gain - mean, 0.0)
         if config.reward_coef > 0:
             advantages = advantages + config.reward_coef * to_tokens(view.local(self._reward_advantages(view)), mask)
         return replace(episode, advantages=advantages, metrics=metrics)
@@ -97,7 +125,8 @@ class Distill(RolloutAlgorithm):
         return leave_one_out(view.scores, groups, view.row_sample_ids)
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
-        return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self._config.aggregation))
+        masks = {"distill": taught_tokens(batch), "policy": self._policy_tokens(batch)}
+        return {name: aggregate_count(masks[name], self._config.aggregation) for name in self.terms}
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
         assert batch.advantages is not None
@@ -109,14 +138,27 @@ class Distill(RolloutAlgorithm):
         )
         old = batch.action_log_probs
         policy = ppo_policy_loss(output.log_probs, old, batch.advantages, mask, clip_eps_low=eps, clip_eps_high=eps)
-        sums: dict[str, Tensor] = {"policy": self._sum(policy.losses, mask)} if "policy" in terms else {}
+        sums: dict[str, Tensor] = {}
+        if "policy" in terms:
+            sums["policy"] = self._sum(policy.losses, self._policy_tokens(batch))
         metrics: dict[str, Mean] = dict(policy_metrics(policy, output, old, mask))
         if output.read is not None:
             config, teacher = self._config, batch.columns[LOG_PROBS]
+            taught = taught_tokens(batch)
             losses = divergence(output.read, teacher, config.divergence, jsd_weight=config.jsd_weight)
-            sums["distill"] = self._sum(losses, mask)
-            metrics["distill/teacher_mass"] = Mean(masked_sum(teacher[..., :-1].exp().sum(-1), mask), mask.sum())
+            sums["distill"] = self._sum(losses, taught)
+            metrics["distill/teacher_mass"] = Mean(masked_sum(teacher[..., :-1].exp().sum(-1), taught), taught.sum())
         return LossOutput(sums, metrics, output.log_probs.detach())
+
+    def _policy_tokens(self, batch: Experience) -> Tensor:
+        """Return [B, A] bool: the tokens of the policy gradient, without untaught ones unless rewards count."""
+        return batch.action_mask if self._config.reward_coef > 0 else taught_tokens(batch)
 
     def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
         return aggregate_sum(values, mask, self._config.aggregation, self._norm_length)
+
+
+def taught_tokens(batch: Experience) -> Tensor:
+    """Return [B, A] bool: the sampled tokens that have a teacher's value."""
+    spans: Tensor | None = batch.columns.get(SPANS)
+    return batch.action_mask if spans is None else batch.action_mask & (spans >= 0)

@@ -7,7 +7,7 @@ from rlhf_core import Component
 from .config import DistillConfig
 
 distill = Component(
-    summary="On-policy distillation: the policy samples, and a teacher with the same vocabulary scores the tokens.",
+    summary="On-policy distillation: the policy samples, and teachers (models, servers, or itself) score the tokens.",
     config=DistillConfig,
     build="rlhf_distill.algorithm:build",
     learns_from_rewards=False,
