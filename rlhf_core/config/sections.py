@@ -34,6 +34,11 @@ class LoraConfig(Section):
 
     r: Count = Field(16, description="Rank of the adapter matrices.")
     alpha: float = Field(32.0, gt=0, description="Scale of the adapter: its output is multiplied by alpha / r.")
+    rslora: bool = Field(False, description="Multiply it by alpha / sqrt(r) instead (Kalajdzievski 2023).")
+    dora: bool = Field(False, description="Also train the norm of each row of the weights (DoRA, Liu 2024).")
+    init: Literal["default", "gaussian", "orthogonal", "olora", "pissa", "pissa_niter_16"] = Field(
+        "default", description="Initialization, by PEFT. pissa and olora start inside the base weights."
+    )
     dropout: float = Field(
         0.0,
         ge=0,
@@ -93,6 +98,9 @@ class ModelConfig(Section):
         "LoRA, whose reference is the policy itself, and with strategies that shard the reference.",
     )
     lora: LoraConfig | None = Field(None, description="Train only low-rank adapters. If null, all weights.")
+    quantize: Literal["nf4", "int8"] | None = Field(
+        None, description="Keep the frozen weights of linear layers in 4 or 8 bits (QLoRA). Needs `lora` to train."
+    )
     chat: ChatConfig | None = Field(None, description="Chat template and its options. If null, the tokenizer's.")
     allow_missing_weights: bool = Field(
         False, description="Randomly initialize weights that the model's files lack, instead of failing."

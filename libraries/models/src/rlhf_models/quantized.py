@@ -1,0 +1,110 @@
+"""Frozen linear layers with 4- or 8-bit weights, by bitsandbytes (QLoRA, Dettmers 2023, arXiv:2305.14314).
+
+The layers compute the same function in training and evaluation mode, so that log-probs of rollout and update can be
+compared: weights are dequantized for each product, and activations are not rounded. bitsandbytes' own layers switch to
+other kernels in evaluation mode on a CPU, and round activations to 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import UserInputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+_MARK = "rlhf_quantized"
+"""Attribute of layers that this module made."""
+
+
+def check_bitsandbytes() -> None:
+    """Raise `UserInputError` if bitsandbytes is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("bitsandbytes") is None:
+        raise UserInputError(
+            "needs bitsandbytes, which is not installed",
+            where="model.quantize",
+            hint="pip install 'rlhf-models[quantize]'",
+        )
+
+
+def quantize(model: PreTrainedModel, kind: str) -> None:
+    """Replace the linear layers of a model's trunk by frozen quantized ones, one after the other. The head is kept.
+
+    Args:
+        model: a loaded model on the CPU, changed in place. All its other weights are frozen, too.
+        kind: `nf4` (blocks of 64, with 8-bit scales) or `int8` (one scale per row).
+
+    Raises:
+        UserInputError: bitsandbytes is missing, or the trunk has no plain linear layer.
+    """
+    check_bitsandbytes()
+    from torch import nn
+
+    from .adapters import silence_peft
+    from .quantized_layers import Int8Linear, Nf4Linear
+
+    silence_peft()
+    layer_class = {"nf4": Nf4Linear, "int8": Int8Linear}[kind]
+    trunk = model.base_model
+    linear = [name for name, module in trunk.named_modules() if type(module) is nn.Linear]
+    if not linear:
+        raise UserInputError(
+            f"{type(model).__name__} has no linear layers that can be quantized",
+            where="model.quantize",
+            hint="set it to null, or use a model with nn.Linear layers",
+        )
+    for name in linear:
+        layer = layer_class.of(trunk.get_submodule(name))
+        setattr(layer, _MARK, True)
+        trunk.set_submodule(name, layer)
+    model.requires_grad_(False)
+    model.is_loaded_in_4bit = kind == "nf4"  # for PEFT, which chooses its layers by it
+    model.is_loaded_in_8bit = kind == "int8"
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a model has layers that `quantize` made.
+
+    Args:
+        model: any module.
+
+    Example:
+        >>> from torch import nn
+        >>> is_quantized(nn.Linear(2, 2))
+        False
+    """
+    return any(_MARK in vars(module) for module in model.modules())
+
+
+def quantized_owner(modules: Mapping[str, nn.Module], name: str) -> str | None:
+    """Return the name of the quantized layer that a tensor of the state belongs to, or None.
+
+    Args:
+        modules: modules by name.
+        name: name of a tensor in the state dict, such as `up.weight` or `up.weight.absmax`.
+    """
+    for leaf in (".weight", ".SCB", ".bias"):
+        owner = name.partition(leaf)[0]
+        if leaf in name and _MARK in vars(modules.get(owner, object)):
+            return owner
+    return None
+
+
+def dequantized(layer: Any) -> Tensor:
+    """Return the weight of a quantized layer.
+
+    Args:
+        layer: a layer that `quantize` made.
+
+    Returns:
+        [rows, columns] float32, the numbers with which the layer computes in float32.
+    """
+    import torch
+
+    weight: Tensor = layer.dequantized(torch.float32)
+    return weight

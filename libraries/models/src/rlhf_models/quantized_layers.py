@@ -1,0 +1,92 @@
+"""The layers of `quantize`. They are subclasses of those of bitsandbytes, for which PEFT has adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from torch import Tensor, nn
+
+
+def _in_autocast(inputs: Tensor) -> Tensor:
+    """The inputs in the type of autocast, as for a plain linear layer, whose weight is cast to it, too."""
+    kind = inputs.device.type
+    return inputs.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else inputs
+
+
+class Nf4Linear(bnb.nn.Linear4bit):  # type: ignore[misc]  # bitsandbytes has no types
+    """Linear layer with 4-bit NF4 weights in blocks of 64, whose scales have 8 bits. Inputs [..., columns]."""
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Nf4Linear:
+        """Return the quantized layer of a linear layer on the CPU."""
+        is_biased = linear.bias is not None
+        layer = cls(linear.in_features, linear.out_features, is_biased, quant_type="nf4", device="meta")
+        layer.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=layer).to(
+            linear.weight.device
+        )
+        layer.bias = linear.bias
+        layer.support_avx512bf16_for_cpu = False  # never repack the weights for evaluation
+        return layer
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight [rows, columns]."""
+        return dequantize_4bit(self.weight.data, self.weight.quant_state).to(dtype)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs = _in_autocast(inputs)
+        bias = None if self.bias is None else self.bias.to(inputs.dtype)
+        output: Tensor = bnb.matmul_4bit(inputs, self.weight, quant_state=self.weight.quant_state, bias=bias)
+        return output
+
+
+class Int8Linear(bnb.nn.Linear8bitLt):  # type: ignore[misc]  # bitsandbytes has no types
+    """Linear layer with 8-bit weights and one float32 scale per row. Inputs [..., columns] are not rounded."""
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Int8Linear:
+        """Return the quantized layer of a linear layer on the CPU."""
+        is_biased = linear.bias is not None
+        layer = cls(linear.in_features, linear.out_features, is_biased, has_fp16_weights=False, device="meta")
+        layer.weight = bnb.nn.Int8Params(linear.weight.data, has_fp16_weights=False, requires_grad=False).to(
+            linear.weight.device
+        )
+        layer.bias = linear.bias
+        layer.init_8bit_state()
+        return layer
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Int8Linear:
+        super()._apply(fn, recurse)
+        self.state.CB, self.state.SCB = self.weight.data, self.state.SCB.to(self.weight.device)
+        return self
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight [rows, columns]."""
+        return _scaled(self.weight.data, self.state.SCB, dtype)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs = _in_autocast(inputs)
+        bias = None if self.bias is None else self.bias.to(inputs.dtype)
+        output: Tensor = _Int8Product.apply(inputs, self.weight.data, self.state.SCB)
+        return output if bias is None else output + bias
+
+
+def _scaled(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return int8 `codes` [rows, columns] times their scales [rows] / 127."""
+    return (codes.float() * (scales / 127.0)[:, None]).to(dtype)
+
+
+class _Int8Product(torch.autograd.Function):
+    """Product with a dequantized weight, which is dequantized again for the gradient instead of being kept."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        return nn.functional.linear(inputs, _scaled(codes, scales, inputs.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        codes, scales = ctx.saved_tensors
+        return gradient @ _scaled(codes, scales, gradient.dtype), None, None
