@@ -40,15 +40,9 @@ class LoraConfig(Section):
         "default", description="Initialization, by PEFT. pissa and olora start inside the base weights."
     )
     dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Dropout on the adapter's input while learning from a dataset. Off when answers are sampled, "
-        "because the ratio must compare a function with itself.",
+        0.0, ge=0, lt=1, description="On the adapter's input, while learning from a dataset. Off for sampled answers."
     )
-    target_modules: list[str] | None = Field(
-        None, min_length=1, description="Names of the layers that get an adapter. If null, all linear layers."
-    )
+    target_modules: list[str] | None = Field(None, min_length=1, description="Names of layers. null: all linear ones.")
 
 
 _RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -98,9 +92,7 @@ class ModelConfig(Section):
         "LoRA, whose reference is the policy itself, and with strategies that shard the reference.",
     )
     lora: LoraConfig | None = Field(None, description="Train only low-rank adapters. If null, all weights.")
-    quantize: Literal["nf4", "int8"] | None = Field(
-        None, description="Keep the frozen weights of linear layers in 4 or 8 bits (QLoRA). Needs `lora` to train."
-    )
+    quantize: Literal["nf4", "int8"] | None = Field(None, description="Type of frozen linear weights, with lora.")
     chat: ChatConfig | None = Field(None, description="Chat template and its options. If null, the tokenizer's.")
     allow_missing_weights: bool = Field(
         False, description="Randomly initialize weights that the model's files lack, instead of failing."

@@ -100,7 +100,11 @@ def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[s
 
 
 def plain_weights(
-    model: nn.Module, items: Iterable[tuple[str, torch.Tensor]], adapters: Mapping[str, torch.Tensor]
+    model: nn.Module,
+    items: Iterable[tuple[str, torch.Tensor]],
+    adapters: Mapping[str, torch.Tensor],
+    *,
+    merge: bool = True,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterate over weights as `merged_weights` returns them, one at a time.
 
@@ -108,12 +112,11 @@ def plain_weights(
         model: model, which may be wrapped in PEFT adapters.
         items: names and tensors of the full state of `model`.
         adapters: all tensors of the adapters, by name.
+        merge: False leaves the adapters out.
 
     Yields:
         Names of the base model, and tensors.
     """
-    from peft.tuners.lora import LoraLayer
-
     modules = dict(model.named_modules())
     prefix = "base_model.model."
     for name, tensor in items:
@@ -126,13 +129,13 @@ def plain_weights(
             continue
         if (quantized := quantized_owner(modules, name)) is not None:
             if name == f"{quantized}.weight":
-                tensor = dequantized(modules[quantized])
+                tensor = dequantized(modules[quantized]).to(tensor.device)
             elif name != f"{quantized}.bias":
                 continue  # scales, which belong to the weight
         module_name, _, leaf = name.rpartition(".")
         owner = module_name.removesuffix(".base_layer")
         layer = modules.get(owner)
-        if isinstance(layer, LoraLayer) and leaf == "weight":
+        if hasattr(layer, "lora_A") and leaf == "weight" and merge:
             tensor = _merged(layer, owner, tensor, adapters)
         yield f"{owner}.{leaf}".removeprefix(prefix), tensor
 

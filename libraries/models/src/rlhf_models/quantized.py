@@ -7,6 +7,7 @@ other kernels in evaluation mode on a CPU, and round activations to 8 bits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+logger = logging.getLogger(__name__)
+_BLOCK = 64
+"""Weights that share a scale in NF4."""
+_BLOCKS_PER_SCALE = 256
+"""Blocks whose 8-bit scales share a float32 one."""
 _MARK = "rlhf_quantized"
 """Attribute of layers that this module made."""
 
@@ -37,7 +43,8 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
 
     Args:
         model: a loaded model on the CPU, changed in place. All its other weights are frozen, too.
-        kind: `nf4` (blocks of 64, with 8-bit scales) or `int8` (one scale per row).
+        kind: `nf4` (blocks of 64, with 8-bit scales) or `int8` (one scale per row). With `nf4`, layers whose number of
+            inputs is not a multiple of 64 are kept.
 
     Raises:
         UserInputError: bitsandbytes is missing, or the trunk has no plain linear layer.
@@ -51,20 +58,55 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
     silence_peft()
     layer_class = {"nf4": Nf4Linear, "int8": Int8Linear}[kind]
     trunk = model.base_model
-    linear = [name for name, module in trunk.named_modules() if type(module) is nn.Linear]
-    if not linear:
+    fitting = _fitting_layers(trunk, kind)
+    if not fitting:
         raise UserInputError(
-            f"{type(model).__name__} has no linear layers that can be quantized",
+            f"{type(model).__name__} has no linear layers that {kind} can hold",
             where="model.quantize",
-            hint="set it to null, or use a model with nn.Linear layers",
+            hint="use int8, or a model whose nn.Linear layers have multiples of 64 inputs",
         )
-    for name in linear:
-        layer = layer_class.of(trunk.get_submodule(name))
+    if kept := sum(type(module) is nn.Linear for module in trunk.modules()) - len(fitting):
+        logger.warning("%d linear layers keep full precision: nf4 needs multiples of 64 inputs", kept)
+    for name, linear in fitting.items():
+        layer = layer_class.of(linear)
         setattr(layer, _MARK, True)
         trunk.set_submodule(name, layer)
     model.requires_grad_(False)
     model.is_loaded_in_4bit = kind == "nf4"  # for PEFT, which chooses its layers by it
     model.is_loaded_in_8bit = kind == "int8"
+
+
+def _fitting_layers(trunk: nn.Module, kind: str) -> dict[str, nn.Linear]:
+    """The plain linear layers that `kind` can hold, by name.
+
+    On a CPU, bitsandbytes 0.50.2 dequantizes rows that end within a block of 64 with the scales of other rows.
+    """
+    from torch import nn
+
+    linear = {name: module for name, module in trunk.named_modules() if type(module) is nn.Linear}
+    return {name: module for name, module in linear.items() if kind == "int8" or module.in_features % _BLOCK == 0}
+
+
+def quantized_sizes(model: Any, kind: str) -> list[tuple[int, int]]:
+    """Return the number of weights of each layer that `quantize` would replace, and its bytes with all scales.
+
+    Args:
+        model: a model that is not quantized, possibly without weights (on torch's meta device).
+        kind: `nf4` or `int8`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from torch import nn
+        >>> quantized_sizes(SimpleNamespace(base_model=nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 4))), "nf4")
+        [(1024, 532)]
+    """
+    sizes = []
+    for linear in _fitting_layers(model.base_model, kind).values():
+        count = linear.in_features * linear.out_features
+        blocks = count // _BLOCK
+        scales = blocks + 4 * -(-blocks // _BLOCKS_PER_SCALE)
+        sizes.append((count, count // 2 + scales if kind == "nf4" else count + 4 * linear.out_features))
+    return sizes
 
 
 def is_quantized(model: nn.Module) -> bool:

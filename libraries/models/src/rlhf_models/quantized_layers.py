@@ -37,6 +37,8 @@ class Nf4Linear(bnb.nn.Linear4bit):  # type: ignore[misc]  # bitsandbytes has no
 
     def forward(self, inputs: Tensor) -> Tensor:
         inputs = _in_autocast(inputs)
+        if inputs.device.type == "cpu":
+            return _product(self, inputs)
         bias = None if self.bias is None else self.bias.to(inputs.dtype)
         output: Tensor = bnb.matmul_4bit(inputs, self.weight, quant_state=self.weight.quant_state, bias=bias)
         return output
@@ -67,10 +69,7 @@ class Int8Linear(bnb.nn.Linear8bitLt):  # type: ignore[misc]  # bitsandbytes has
         return _scaled(self.weight.data, self.state.SCB, dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        inputs = _in_autocast(inputs)
-        bias = None if self.bias is None else self.bias.to(inputs.dtype)
-        output: Tensor = _Int8Product.apply(inputs, self.weight.data, self.state.SCB)
-        return output if bias is None else output + bias
+        return _product(self, _in_autocast(inputs))
 
 
 def _scaled(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -78,15 +77,19 @@ def _scaled(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return (codes.float() * (scales / 127.0)[:, None]).to(dtype)
 
 
-class _Int8Product(torch.autograd.Function):
+def _product(layer: Nf4Linear | Int8Linear, inputs: Tensor) -> Tensor:
+    output: Tensor = _Product.apply(inputs, layer)
+    return output if layer.bias is None else output + layer.bias.to(output.dtype)
+
+
+class _Product(torch.autograd.Function):
     """Product with a dequantized weight, which is dequantized again for the gradient instead of being kept."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-        ctx.save_for_backward(codes, scales)
-        return nn.functional.linear(inputs, _scaled(codes, scales, inputs.dtype))
+    def forward(ctx: Any, inputs: Tensor, layer: Nf4Linear | Int8Linear) -> Tensor:
+        ctx.layer = layer
+        return nn.functional.linear(inputs, layer.dequantized(inputs.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        codes, scales = ctx.saved_tensors
-        return gradient @ _scaled(codes, scales, gradient.dtype), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient @ ctx.layer.dequantized(gradient.dtype), None

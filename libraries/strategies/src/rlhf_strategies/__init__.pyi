@@ -21,6 +21,7 @@ from .parts import torch_step as torch_step
 from .process_group import ProcessGroup as ProcessGroup
 from .sections import KernelsConfig as KernelsConfig
 from .sections import ProcessesConfig as ProcessesConfig
+from .sections import ShardingConfig as ShardingConfig
 from .sections import TorchDdpConfig as TorchDdpConfig
 from .shards import group_into_shards as group_into_shards
 from .shards import local_part as local_part
