@@ -1,4 +1,5 @@
 from .adapter_start import changes_base as changes_base
+from .adapter_start import save_factors as save_factors
 from .adapters import is_lora as is_lora
 from .adapters import merged_weights as merged_weights
 from .adapters import plain_weights as plain_weights

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,22 +81,40 @@ def save_converted_adapter(model: PeftModel, weights: dict[str, Tensor], path: P
         weights: full state of `model`, by name.
         path: folder to write.
     """
-    from peft.utils import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
-    outer = "base_model."
-    trained = get_peft_model_state_dict(model, state_dict=weights, adapter_name=_TRAINED, save_embedding_layers=False)
-    inner = {name.removeprefix(outer): tensor for name, tensor in weights.items()}
+    inner = {name.removeprefix("base_model."): tensor for name, tensor in weights.items()}
     tuner: Any = model.base_model
-    converted = tuner.subtract_mutated_init(trained, START, {"state_dict": inner})
+    converted = tuner.subtract_mutated_init(_trained_state(model, weights), START, {"state_dict": inner})
     config: Any = copy.deepcopy(model.peft_config[_TRAINED])
-    config.init_lora_weights, config.inference_mode = True, True
     config.lora_alpha *= math.sqrt(2) if config.use_rslora else 2
     config.r *= 2
-    path.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in converted.items()},
-        path / "adapter_model.safetensors",
-        metadata={"format": "pt"},
+    _write(config, converted, path)
+
+
+def save_factors(model: PeftModel, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write the trained adapter as it is, for a program that has the frozen weights of this model, not of its folder.
+
+    Args:
+        model: model wrapped in PEFT adapters.
+        weights: at least the tensors of the adapters, by name.
+        path: folder to write.
+    """
+    _write(copy.deepcopy(model.peft_config[_TRAINED]), _trained_state(model, weights), path)
+
+
+def _trained_state(model: PeftModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    from peft.utils import get_peft_model_state_dict
+
+    state: dict[str, Tensor] = get_peft_model_state_dict(
+        model, state_dict=weights, adapter_name=_TRAINED, save_embedding_layers=False
     )
+    return state
+
+
+def _write(config: Any, tensors: Mapping[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    config.init_lora_weights, config.inference_mode = True, True
+    path.mkdir(parents=True, exist_ok=True)
+    named = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(named, path / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(str(path))

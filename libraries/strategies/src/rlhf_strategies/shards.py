@@ -92,7 +92,7 @@ def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: in
         yield shard
 
 
-def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+def plain_shards(module: nn.Module, max_shard_bytes: int, *, merge: bool = True) -> Iterator[dict[str, Tensor]]:
     """Iterate over a module's weights under plain transformers names, tied tensors once, as other engines load them.
 
     Adapters are merged, and quantized weights are returned in float32. `module` is unchanged, so that adapters do not
@@ -101,6 +101,7 @@ def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, 
     Args:
         module: the policy, or the policy wrapped in PEFT adapters.
         max_shard_bytes: maximum size of a shard in bytes (or one tensor).
+        merge: False leaves adapters out.
 
     Yields:
         Shards of tensors by name.
@@ -108,7 +109,7 @@ def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, 
     weights = named_weights(module)
     adapters = {name: tensor for name, tensor in weights.items() if "lora_" in name}
     others = ((name, tensor) for name, tensor in weights.items() if name not in adapters)
-    yield from group_into_shards(plain_weights(module, others, adapters), max_shard_bytes)
+    yield from group_into_shards(plain_weights(module, others, adapters, merge=merge), max_shard_bytes)
 
 
 def state_dict_shards_of(
