@@ -36,7 +36,7 @@ def run_file(model: Path, algorithm: str, options: dict[str, Any], prompts: Path
         "model": {"path": str(model), "device": "cpu", **options},
         "prompts": {"name": "jsonl", "path": str(prompts), "max_prompt_tokens": 64},
         "algorithm": {"name": algorithm, "kl_coef": 0.05},
-        "rewards": [{"name": "length", "target": 8}],
+        "rewards": [{"name": "length", "target_tokens": 8}],
         "engine": {"max_new_tokens": 24},
         "train": {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 4, "train_batch_size": 16},
         "checkpoint": {"every_episodes": None},
