@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
@@ -117,6 +117,8 @@ def plain_weights(
     Yields:
         Names of the base model, and tensors.
     """
+    from .merge import merged_weight
+
     modules = dict(model.named_modules())
     prefix = "base_model.model."
     for name, tensor in items:
@@ -136,39 +138,8 @@ def plain_weights(
         owner = module_name.removesuffix(".base_layer")
         layer = modules.get(owner)
         if hasattr(layer, "lora_A") and leaf == "weight" and merge:
-            tensor = _merged(layer, owner, tensor, adapters)
+            tensor = merged_weight(layer, owner, tensor, adapters)
         yield f"{owner}.{leaf}".removeprefix(prefix), tensor
-
-
-def _merged(layer: Any, owner: str, weight: torch.Tensor, adapters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return a layer's float32 weight with its active adapters, by PEFT's code, without touching the layer."""
-    from torch.func import functional_call
-
-    names = [name for name, _ in layer.named_parameters() if "lora_" in name and f"{owner}.{name}" in adapters]
-    full = {f"layer.{name}": adapters[f"{owner}.{name}"].detach().float() for name in names}
-    full["layer.base_layer.weight"] = weight.detach().float()
-    return cast("torch.Tensor", functional_call(_merging(layer), full, ()))
-
-
-def _merging(layer: nn.Module) -> nn.Module:
-    """A module whose forward pass returns the merged weight of a LoRA layer."""
-    from torch import nn
-
-    class Merging(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer: Any = layer
-
-        def forward(self) -> torch.Tensor:
-            merged: torch.Tensor = self.layer.base_layer.weight
-            for adapter in self.layer.active_adapters:
-                if (variant := self.layer.lora_variant.get(adapter)) is None:
-                    merged = merged + self.layer.get_delta_weight(adapter)
-                else:
-                    merged = variant.merge_safe(self.layer, adapter, merged)
-            return merged.detach()
-
-    return Merging()
 
 
 def save_adapter(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:

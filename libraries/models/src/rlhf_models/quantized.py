@@ -47,7 +47,7 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
             inputs is not a multiple of 64 are kept.
 
     Raises:
-        UserInputError: bitsandbytes is missing, or the trunk has no plain linear layer.
+        UserInputError: bitsandbytes is missing, or the trunk lacks a linear layer that fits.
     """
     check_bitsandbytes()
     from torch import nn
@@ -61,7 +61,7 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
     fitting = _fitting_layers(trunk, kind)
     if not fitting:
         raise UserInputError(
-            f"{type(model).__name__} has no linear layers that {kind} can hold",
+            f"{type(model).__name__} lacks linear layers that {kind} can hold",
             where="model.quantize",
             hint="use int8, or a model whose nn.Linear layers have multiples of 64 inputs",
         )

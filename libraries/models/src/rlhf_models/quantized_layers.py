@@ -16,7 +16,7 @@ def _in_autocast(inputs: Tensor) -> Tensor:
     return inputs.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else inputs
 
 
-class Nf4Linear(bnb.nn.Linear4bit):  # type: ignore[misc]  # bitsandbytes has no types
+class Nf4Linear(bnb.nn.Linear4bit):  # type: ignore[misc]  # bitsandbytes is untyped
     """Linear layer with 4-bit NF4 weights in blocks of 64, whose scales have 8 bits. Inputs [..., columns]."""
 
     @classmethod
@@ -44,7 +44,7 @@ class Nf4Linear(bnb.nn.Linear4bit):  # type: ignore[misc]  # bitsandbytes has no
         return output
 
 
-class Int8Linear(bnb.nn.Linear8bitLt):  # type: ignore[misc]  # bitsandbytes has no types
+class Int8Linear(bnb.nn.Linear8bitLt):  # type: ignore[misc]  # bitsandbytes is untyped
     """Linear layer with 8-bit weights and one float32 scale per row. Inputs [..., columns] are not rounded."""
 
     @classmethod
