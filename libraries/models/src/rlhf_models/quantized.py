@@ -50,12 +50,13 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
         UserInputError: bitsandbytes is missing, or the trunk lacks a linear layer that fits.
     """
     check_bitsandbytes()
+    from .adapters import silence_peft
+
+    silence_peft()  # before bitsandbytes is imported
     from torch import nn
 
-    from .adapters import silence_peft
     from .quantized_layers import Int8Linear, Nf4Linear
 
-    silence_peft()
     layer_class = {"nf4": Nf4Linear, "int8": Int8Linear}[kind]
     trunk = model.base_model
     fitting = _fitting_layers(trunk, kind)
