@@ -1,6 +1,6 @@
 """Memory of full training, LoRA and QLoRA of a model folder: planned by `rlhf plan`, and the peak of an actual run.
 
-Each case is a run of two episodes on a CPU, in a separate process: 4 prompts x 4 answers of at most 24 tokens, with a
+Each case is a run of two episodes on a CPU, in a separate process: 2 prompts x 4 answers of at most 16 tokens, with a
 KL penalty, so that there is a reference. PPO also trains a critic. The peak is `memory/peak_bytes` of the run, which is
 the high-water mark of its process with all libraries.
 
@@ -37,8 +37,8 @@ def run_file(model: Path, algorithm: str, options: dict[str, Any], prompts: Path
         "prompts": {"name": "jsonl", "path": str(prompts), "max_prompt_tokens": 64},
         "algorithm": {"name": algorithm, "kl_coef": 0.05},
         "rewards": [{"name": "length", "target_tokens": 8}],
-        "engine": {"max_new_tokens": 24},
-        "train": {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 4, "train_batch_size": 16},
+        "engine": {"max_new_tokens": 16},
+        "train": {"episodes": 2, "prompts_per_episode": 2, "samples_per_prompt": 4, "train_batch_size": 8},
         "checkpoint": {"every_episodes": None},
         "logging": {"tensorboard": False},
     }
