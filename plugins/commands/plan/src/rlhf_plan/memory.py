@@ -24,6 +24,7 @@ from .meta import meta_model
 from .shape import model_shape
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 _FP32 = 4
@@ -121,13 +122,14 @@ class MemoryEstimate:
         if not makers:
             if self._answer_tokens and strategy.shards_parameters:
                 making["policy copy of the engine"] = shape.num_parameters * dtype.itemsize
-            return [ProcessPlan("process", trainers, {**training, **making, **libraries})]
+            parts = self._with_loading({**training, **making}, dtype)
+            return [ProcessPlan("process", trainers, {**parts, **libraries})]
         making["policy weights"] = self._weight_bytes(shape.num_parameters, dtype.itemsize)
         if critic:
             making["critic weights"] = self._weight_bytes(critic, dtype.itemsize)
         return [
-            ProcessPlan("trainer", trainers, {**training, **libraries}),
-            ProcessPlan("maker", makers, {**making, **libraries}),
+            ProcessPlan("trainer", trainers, {**self._with_loading(training, dtype), **libraries}),
+            ProcessPlan("maker", makers, {**self._with_loading(making, dtype), **libraries}),
         ]
 
     def _trained_model(self, role: str, parameters: int, trainable: int, state: StateBytes) -> dict[str, int]:
@@ -141,6 +143,13 @@ class MemoryEstimate:
         """Bytes of the weights of the policy or its critic, whose trunks are quantized alike."""
         quantized = self.shape.quantized
         return math.ceil((parameters - quantized.num_parameters) * each) + quantized.num_bytes
+
+    def _with_loading(self, parts: dict[str, int], dtype: torch.dtype) -> dict[str, int]:
+        """Add what a model that is quantized needs beyond `parts` before: the file's pages and its full weights."""
+        loading = 2 * self.shape.num_parameters * dtype.itemsize - sum(parts.values())
+        if self.device == "cuda" or not self.shape.quantized.num_parameters or loading <= 0:
+            return parts
+        return {**parts, "loading before quantization": loading}
 
     def _trained_critic(self, resolved: ResolvedRun, critic: int) -> int:
         """Number of trained parameters of a critic: all, or an adapter like the policy's and the value head."""
