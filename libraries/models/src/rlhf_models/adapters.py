@@ -69,7 +69,7 @@ def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_typ
         lora_dropout=options.dropout,
         use_rslora=options.rslora,
         use_dora=options.dora,
-        init_lora_weights=True if options.init == "default" else options.init,
+        init_lora_weights=True if options.init == "default" else options.init,  # type: ignore[arg-type]  # pissa_niter_N
         target_modules=list(options.target_modules) if options.target_modules else "all-linear",
     )
     with torch.random.fork_rng(devices=[]):
@@ -137,7 +137,7 @@ def plain_weights(
         module_name, _, leaf = name.rpartition(".")
         owner = module_name.removesuffix(".base_layer")
         layer = modules.get(owner)
-        if hasattr(layer, "lora_A") and leaf == "weight" and merge:
+        if layer is not None and hasattr(layer, "lora_A") and leaf == "weight" and merge:
             tensor = merged_weight(layer, owner, tensor, adapters)
         yield f"{owner}.{leaf}".removeprefix(prefix), tensor
 

@@ -57,7 +57,7 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
 
     from .quantized_layers import Int8Linear, Nf4Linear
 
-    layer_class = {"nf4": Nf4Linear, "int8": Int8Linear}[kind]
+    layer_class: Any = {"nf4": Nf4Linear, "int8": Int8Linear}[kind]
     trunk = model.base_model
     fitting = _fitting_layers(trunk, kind)
     if not fitting:
@@ -73,8 +73,8 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
         setattr(layer, _MARK, True)
         trunk.set_submodule(name, layer)
     model.requires_grad_(False)
-    model.is_loaded_in_4bit = kind == "nf4"  # for PEFT, which chooses its layers by it
-    model.is_loaded_in_8bit = kind == "int8"
+    for name, value in (("is_loaded_in_4bit", kind == "nf4"), ("is_loaded_in_8bit", kind == "int8")):
+        setattr(model, name, value)  # for PEFT, which chooses its layers by it
 
 
 def _fitting_layers(trunk: nn.Module, kind: str) -> dict[str, nn.Linear]:

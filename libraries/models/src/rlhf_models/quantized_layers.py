@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import bitsandbytes as bnb
+import bitsandbytes
 import torch
 from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import Tensor, nn
+
+_library: Any = bitsandbytes
 
 
 def _in_autocast(inputs: Tensor) -> Tensor:
@@ -16,7 +19,7 @@ def _in_autocast(inputs: Tensor) -> Tensor:
     return inputs.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else inputs
 
 
-class Nf4Linear(bnb.nn.Linear4bit):  # type: ignore[misc]  # bitsandbytes is untyped
+class Nf4Linear(Linear4bit):
     """Linear layer with 4-bit NF4 weights in blocks of 64, whose scales have 8 bits. Inputs [..., columns]."""
 
     @classmethod
@@ -24,9 +27,8 @@ class Nf4Linear(bnb.nn.Linear4bit):  # type: ignore[misc]  # bitsandbytes is unt
         """Return the quantized layer of a linear layer on the CPU."""
         is_biased = linear.bias is not None
         layer = cls(linear.in_features, linear.out_features, is_biased, quant_type="nf4", device="meta")
-        layer.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=layer).to(
-            linear.weight.device
-        )
+        weight: Any = Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=layer)
+        layer.weight = weight.to(linear.weight.device)
         layer.bias = linear.bias
         layer.support_avx512bf16_for_cpu = False  # never repack the weights for evaluation
         return layer
@@ -40,11 +42,11 @@ class Nf4Linear(bnb.nn.Linear4bit):  # type: ignore[misc]  # bitsandbytes is unt
         if inputs.device.type == "cpu":
             return _product(self, inputs)
         bias = None if self.bias is None else self.bias.to(inputs.dtype)
-        output: Tensor = bnb.matmul_4bit(inputs, self.weight, quant_state=self.weight.quant_state, bias=bias)
+        output: Tensor = _library.matmul_4bit(inputs, self.weight, quant_state=self.weight.quant_state, bias=bias)
         return output
 
 
-class Int8Linear(bnb.nn.Linear8bitLt):  # type: ignore[misc]  # bitsandbytes is untyped
+class Int8Linear(Linear8bitLt):
     """Linear layer with 8-bit weights and one float32 scale per row. Inputs [..., columns] are not rounded."""
 
     @classmethod
@@ -52,9 +54,8 @@ class Int8Linear(bnb.nn.Linear8bitLt):  # type: ignore[misc]  # bitsandbytes is 
         """Return the quantized layer of a linear layer on the CPU."""
         is_biased = linear.bias is not None
         layer = cls(linear.in_features, linear.out_features, is_biased, has_fp16_weights=False, device="meta")
-        layer.weight = bnb.nn.Int8Params(linear.weight.data, has_fp16_weights=False, requires_grad=False).to(
-            linear.weight.device
-        )
+        weight: Any = Int8Params(linear.weight.data, has_fp16_weights=False, requires_grad=False)
+        layer.weight = weight.to(linear.weight.device)
         layer.bias = linear.bias
         layer.init_8bit_state()
         return layer
@@ -78,7 +79,8 @@ def _scaled(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _product(layer: Nf4Linear | Int8Linear, inputs: Tensor) -> Tensor:
-    output: Tensor = _Product.apply(inputs, layer)
+    product: Any = _Product
+    output: Tensor = product.apply(inputs, layer)
     return output if layer.bias is None else output + layer.bias.to(output.dtype)
 
 
@@ -91,5 +93,5 @@ class _Product(torch.autograd.Function):
         return nn.functional.linear(inputs, layer.dequantized(inputs.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ ctx.layer.dequantized(gradient.dtype), None

@@ -35,7 +35,7 @@ class VllmEngine:
     def __init__(self, config: VllmEngineConfig, context: EngineContext) -> None:
         """Raises `PluginError` if vLLM is broken, `ConfigError` if it cannot run this model."""
         self._config = config
-        self._module = context.model
+        self._module: Any = context.model
         self._open: dict[tuple[int, int], GenerationJob] = {}
         self._seed = context.seed
         self.policy_version = 0
