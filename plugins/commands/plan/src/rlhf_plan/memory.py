@@ -145,7 +145,7 @@ class MemoryEstimate:
         return math.ceil((parameters - quantized.num_parameters) * each) + quantized.num_bytes
 
     def _with_loading(self, parts: dict[str, int], dtype: torch.dtype) -> dict[str, int]:
-        """Add what a model that is quantized needs beyond `parts` before: the file's pages and its full weights."""
+        """Add the memory of the file's pages and the full weights before quantization, as far as it exceeds `parts`."""
         loading = 2 * self.shape.num_parameters * dtype.itemsize - sum(parts.values())
         if self.device == "cuda" or not self.shape.quantized.num_parameters or loading <= 0:
             return parts
