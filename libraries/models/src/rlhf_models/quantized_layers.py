@@ -35,14 +35,16 @@ class Nf4Linear(Linear4bit):
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the weight [rows, columns]."""
-        return dequantize_4bit(self.weight.data, self.weight.quant_state).to(dtype)
+        weight: Any = self.weight
+        return dequantize_4bit(weight.data, weight.quant_state).to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         inputs = _in_autocast(inputs)
         if inputs.device.type == "cpu":
             return _product(self, inputs)
         bias = None if self.bias is None else self.bias.to(inputs.dtype)
-        output: Tensor = _library.matmul_4bit(inputs, self.weight, quant_state=self.weight.quant_state, bias=bias)
+        weight: Any = self.weight
+        output: Tensor = _library.matmul_4bit(inputs, weight, quant_state=weight.quant_state, bias=bias)
         return output
 
 
@@ -57,17 +59,19 @@ class Int8Linear(Linear8bitLt):
         weight: Any = Int8Params(linear.weight.data, has_fp16_weights=False, requires_grad=False)
         layer.weight = weight.to(linear.weight.device)
         layer.bias = linear.bias
-        layer.init_8bit_state()
+        layer.init_8bit_state()  # type: ignore[no-untyped-call]
         return layer
 
     def _apply(self, fn: Any, recurse: bool = True) -> Int8Linear:
-        super()._apply(fn, recurse)
-        self.state.CB, self.state.SCB = self.weight.data, self.state.SCB.to(self.weight.device)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        state: Any = self.state
+        state.CB, state.SCB = self.weight.data, state.SCB.to(self.weight.device)
         return self
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the weight [rows, columns]."""
-        return _scaled(self.weight.data, self.state.SCB, dtype)
+        state: Any = self.state
+        return _scaled(self.weight.data, state.SCB, dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return _product(self, _in_autocast(inputs))
