@@ -39,9 +39,7 @@ class LoraConfig(Section):
     init: Literal["default", "gaussian", "orthogonal", "olora", "pissa", "pissa_niter_16"] = Field(
         "default", description="Initialization, by PEFT. pissa and olora start inside the base weights."
     )
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="On the adapter's input, while learning from a dataset. Off for sampled answers."
-    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="On the adapter's input, in training on datasets only.")
     target_modules: list[str] | None = Field(None, min_length=1, description="Names of layers. null: all linear ones.")
 
 

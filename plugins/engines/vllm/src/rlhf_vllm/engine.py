@@ -161,10 +161,6 @@ class VllmEngine:
         self._backend.close()
 
 
-def _save_adapter(module: Any, folder: Path) -> None:
-    save_factors(module, named_weights(module), folder)
-
-
 def build(config: VllmEngineConfig, context: EngineContext) -> InFlightEngine:
     """Build the engine `vllm`."""
     return VllmEngine(config, context)
