@@ -173,6 +173,12 @@ def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], message: s
         CausalLM(None, ModelConfig.model_validate({"path": PATH, **options})).check()
 
 
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_16", "olora"])
+def test_a_rank_above_that_of_a_weight_is_refused(init: str) -> None:
+    with pytest.raises(UserInputError, match=f"model.lora.r: {init} takes .* has rank 96, not 97"):
+        load(lora={"r": 97, "init": init})
+
+
 def test_an_adapter_folder_cannot_be_quantized(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     model = load(lora={"r": 2})

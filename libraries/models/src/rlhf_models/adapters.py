@@ -51,7 +51,7 @@ def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_typ
         The PEFT model.
 
     Raises:
-        UserInputError: the target modules include embeddings.
+        UserInputError: the target modules include embeddings, or the rank is above that of a weight.
     """
     import torch
 
@@ -76,6 +76,7 @@ def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_typ
         torch.manual_seed(seed)
         adapted = get_peft_model(model, config)
         if changes_base(options):
+            _check_rank(adapted, options)
             add_start_adapter(adapted)
     if any("lora_embedding_" in name for name, _ in adapted.named_parameters()):
         raise UserInputError(
@@ -84,6 +85,17 @@ def new_adapter(model: PreTrainedModel, options: LoraConfig, seed: int, task_typ
             hint="list linear layers only, or set it to null for all of them",
         )
     return adapted  # type: ignore[return-value]
+
+
+def _check_rank(adapted: nn.Module, options: LoraConfig) -> None:
+    """Raise `UserInputError` if a weight has fewer singular values or columns than the adapter's rank."""
+    least = min(each.shape[0] for name, each in adapted.named_parameters() if ".lora_A." in name)
+    if least < options.r:
+        raise UserInputError(
+            f"{options.init} takes the factors out of weights, the smallest of which has rank {least}, not {options.r}",
+            where="model.lora.r",
+            hint=f"set r: {least} or less, or init: default",
+        )
 
 
 def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
