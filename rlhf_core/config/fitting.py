@@ -15,7 +15,8 @@ from .resolved import INVALID, ReadsInvalid, ResolvedRun
 from .section import Section, options_of
 from .select import DEFAULT_PLUGINS
 
-_DEFAULTS = {f"{section}.name": name for section, name in DEFAULT_PLUGINS.items()}
+_DEFAULTS: dict[str, Any] = {f"{section}.name": name for section, name in DEFAULT_PLUGINS.items()}
+_DEFAULTS |= {"model.lora.rslora": False, "model.lora.dora": False, "model.lora.init": "default"}
 """Options that a run folder of an earlier version may lack -> their values in that version."""
 
 

@@ -34,16 +34,13 @@ class LoraConfig(Section):
 
     r: Count = Field(16, description="Rank of the adapter matrices.")
     alpha: float = Field(32.0, gt=0, description="Scale of the adapter: its output is multiplied by alpha / r.")
-    dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Dropout on the adapter's input while learning from a dataset. Off when answers are sampled, "
-        "because the ratio must compare a function with itself.",
+    rslora: bool = Field(False, description="Multiply it by alpha / sqrt(r) instead (Kalajdzievski 2023).")
+    dora: bool = Field(False, description="Also train the norm of each row of the weights (DoRA, Liu 2024).")
+    init: Literal["default", "gaussian", "orthogonal", "olora", "pissa", "pissa_niter_16"] = Field(
+        "default", description="Initialization, by PEFT. pissa and olora start inside the base weights."
     )
-    target_modules: list[str] | None = Field(
-        None, min_length=1, description="Names of the layers that get an adapter. If null, all linear layers."
-    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="On the adapter's input, in training on datasets only.")
+    target_modules: list[str] | None = Field(None, min_length=1, description="Names of layers. null: all linear ones.")
 
 
 _RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -93,6 +90,7 @@ class ModelConfig(Section):
         "LoRA, whose reference is the policy itself, and with strategies that shard the reference.",
     )
     lora: LoraConfig | None = Field(None, description="Train only low-rank adapters. If null, all weights.")
+    quantize: Literal["nf4", "int8"] | None = Field(None, description="Type of frozen linear weights, with lora.")
     chat: ChatConfig | None = Field(None, description="Chat template and its options. If null, the tokenizer's.")
     allow_missing_weights: bool = Field(
         False, description="Randomly initialize weights that the model's files lack, instead of failing."

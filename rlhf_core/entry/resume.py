@@ -19,7 +19,7 @@ from ..util.did_you_mean import fold
 from ..util.redact import redact_mapping
 from ..wiring.inputs import RunInputs
 
-_FIXED = ("model.path", "model.lora", "algorithm.name", "optimizer.name", "prompts")
+_FIXED = ("model.path", "model.lora", "model.quantize", "algorithm.name", "optimizer.name", "prompts")
 """Options, with all below them, that a checkpoint depends on. Changing them would make it another run."""
 
 

@@ -57,6 +57,11 @@ def test_shards_makers_and_adapters_change_what_is_needed(tmp_path, model):
     adapted = plan(run, "--set", "model.lora.r=4")
     assert adapted["num_trainable"] < 0.05 * adapted["num_parameters"]
     assert "reference weights" not in adapted["processes"][0]["bytes_by_part"]
+    parts = adapted["processes"][0]["bytes_by_part"]
+    assert parts["critic optimizer"] < 0.1 * alone["bytes_by_part"]["critic optimizer"]
+    (packed,) = plan(run, "--set", "model.lora.r=4", "--set", "model.quantize=nf4")["processes"]
+    for part in ("policy weights", "critic weights"):  # half a byte and a scale, except for embeddings and adapter
+        assert 0.13 < packed["bytes_by_part"][part] / parts[part] < 0.2
 
 
 def test_a_plan_for_a_person_and_for_a_dataset(tmp_path):

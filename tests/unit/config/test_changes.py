@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.config.fitting import config_changes
+from rlhf_core.config.sections import LoraConfig
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
@@ -35,3 +36,11 @@ def test_what_came_and_what_went():
 @given(st.dictionaries(st.sampled_from("abc"), values))
 def test_a_run_file_does_not_differ_from_itself(run):
     assert config_changes(run, run) == []
+
+
+def test_a_run_from_before_the_variants_of_lora_is_unchanged():
+    old = {"r": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
+    before, after = ({"model": {"path": "m", "lora": lora}} for lora in (old, LoraConfig(**old).model_dump()))
+    assert config_changes(before, after) == []
+    after["model"]["lora"]["dora"] = True
+    assert [str(change) for change in config_changes(before, after)] == ["model.lora.dora: False -> True"]

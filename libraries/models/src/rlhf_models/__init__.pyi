@@ -1,5 +1,8 @@
+from .adapter_start import changes_base as changes_base
+from .adapter_start import save_factors as save_factors
 from .adapters import is_lora as is_lora
 from .adapters import merged_weights as merged_weights
+from .adapters import plain_weights as plain_weights
 from .adapters import save_adapter as save_adapter
 from .causal_lm import CausalLM as CausalLM
 from .causal_lm import eos_token_ids as eos_token_ids
@@ -26,3 +29,4 @@ from .jobs import truncation_problem as truncation_problem
 from .limits import answer_limit as answer_limit
 from .noise import disable_dropout as disable_dropout
 from .prompt_inputs import PromptInputs as PromptInputs
+from .quantized import quantized_sizes as quantized_sizes

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -19,12 +20,15 @@ from rlhf_core.errors import CheckpointError, UserInputError, first_line
 from rlhf_core.models import ModelKind, model_kind_for
 from rlhf_core.models.kinds import MARK, WHERE
 
+from .adapter_options import check_adapter_options
+from .adapter_start import START, start_adapter_active
 from .adapters import is_lora, merged_weights, new_adapter, save_adapter, silence_peft
 from .chat_options import set_chat_options
 from .files import check_hub, check_layers, check_name
 from .folders import quiet_progress, replacing_folder, write_transformers_folder
 from .gradient_checkpointing import enable_gradient_checkpointing
 from .noise import disable_dropout, disable_training_noise
+from .quantized import quantize
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +106,7 @@ class CausalLM(ModelKind):
             UserInputError: the path is not a loadable model folder or a possible hub name.
         """
         path = self.model.path
+        check_adapter_options(self.model)
         if path.startswith(PREFIX):
             _builtin_folder(path)
             return
@@ -197,6 +202,8 @@ class CausalLM(ModelKind):
             )
         if self.model.gradient_checkpointing:
             enable_gradient_checkpointing(model)
+        if self.model.quantize is not None:
+            quantize(model, self.model.quantize)
         return model if self.model.lora is None else self.add_adapter(model, self.model.lora, seed)
 
     def load(self, *, dtype: torch.dtype, seed: int, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedModel:
@@ -231,6 +238,11 @@ class CausalLM(ModelKind):
             disable_dropout(model)
         disable_training_noise(model)
 
+    def adapter_off(self, model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
+        if START in getattr(model, "peft_config", ()):
+            return partial(start_adapter_active, model)
+        return super().adapter_off(model)
+
     def save_policy(
         self, model: nn.Module, weights: dict[str, Tensor], tokenizer: Any, folder: Path, adapter: Path
     ) -> None:
@@ -241,7 +253,8 @@ class CausalLM(ModelKind):
             if is_lora(model):
                 with replacing_folder(adapter) as partial:
                     save_adapter(model, weights, partial)
-                base, weights = model.get_base_model(), merged_weights(model, weights)  # type: ignore[operator]
+                base = model.get_base_model()  # type: ignore[operator]
+            weights = merged_weights(model, weights)
             with replacing_folder(folder) as partial:
                 self.save(base, weights, tokenizer, partial)
         except (OSError, SafetensorError) as error:

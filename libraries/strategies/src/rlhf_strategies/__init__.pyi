@@ -21,10 +21,12 @@ from .parts import torch_step as torch_step
 from .process_group import ProcessGroup as ProcessGroup
 from .sections import KernelsConfig as KernelsConfig
 from .sections import ProcessesConfig as ProcessesConfig
+from .sections import ShardingConfig as ShardingConfig
 from .sections import TorchDdpConfig as TorchDdpConfig
 from .shards import group_into_shards as group_into_shards
 from .shards import local_part as local_part
 from .shards import plain_shards as plain_shards
+from .shards import save_weights as save_weights
 from .shards import state_dict_shards_of as state_dict_shards_of
 from .shards import whole_tensor as whole_tensor
 from .stored_weights import StoredParameter as StoredParameter

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from rlhf_core.components import OptimizerContext
 
 from .more_optimizers import MuonConfig
+from .shards import local_part, whole_tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration, which moves all singular values close to 1."""
@@ -48,13 +49,13 @@ def _muon_step(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group
     momentum = state.setdefault("momentum", torch.zeros_like(parameter))
     momentum.lerp_(gradient, 1.0 - group["momentum"])
     direction = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-    step = orthogonalized(_gathered(direction), group["ns_steps"])
+    step = orthogonalized(whole_tensor(direction), group["ns_steps"])
     rows, columns = parameter.shape
     if group["adjust_lr"] == "original":
         factor = math.sqrt(max(1.0, rows / columns))
     else:
         factor = 0.2 * math.sqrt(max(rows, columns))
-    parameter.add_(_laid_out(step.to(parameter.dtype), parameter), alpha=-group["lr"] * factor)
+    parameter.add_(local_part(parameter, step.to(parameter.dtype)), alpha=-group["lr"] * factor)
 
 
 def _adamw_step(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -89,22 +90,6 @@ def orthogonalized(matrix: Tensor, num_steps: int, eps: float = 1e-7) -> Tensor:
         polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         step = torch.addmm(step, polynomial, step, beta=a)
     return step.T if is_tall else step
-
-
-def _gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor, on every process of its mesh. Collective for a `DTensor`."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole tensor that this process holds of `like`."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(like, DTensor):
-        return tensor
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def build(config: MuonConfig, context: OptimizerContext) -> Muon:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rlhf_core.config import StrategyConfig
+from rlhf_core.config import Problem, StrategyConfig
+
+if TYPE_CHECKING:
+    from rlhf_core.config import ResolvedRun
 
 
 class KernelsConfig(StrategyConfig):
@@ -28,6 +32,15 @@ class ProcessesConfig(StrategyConfig):
         le=86400,
         description="Maximum wait for another process before the run ends with an error that names it.",
     )
+
+
+class ShardingConfig(ProcessesConfig):
+    """Base of the `strategy:` section of a strategy that shards or rewrites the weights of a model."""
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if (kind := run.run.model.quantize) is not None:
+            problem = f"cannot divide or rewrite the {kind} weights of model.quantize"
+            yield Problem("name", f"{run.strategy.name} {problem}", "use strategy single, torch-ddp or ddp")
 
 
 class TorchDdpConfig(ProcessesConfig, KernelsConfig):

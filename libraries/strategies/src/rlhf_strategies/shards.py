@@ -15,7 +15,7 @@ from rlhf_core.errors import CheckpointError
 from rlhf_core.rollout import named_weights
 from rlhf_core.util import write_tensors
 from rlhf_core.util.tensor_files import untied_names
-from rlhf_models import is_lora, merged_weights, read_weights
+from rlhf_models import plain_weights, read_weights
 
 from .checkpoint_files import CheckpointFiles
 
@@ -92,27 +92,24 @@ def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: in
         yield shard
 
 
-def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+def plain_shards(module: nn.Module, max_shard_bytes: int, *, merge: bool = True) -> Iterator[dict[str, Tensor]]:
     """Iterate over a module's weights under plain transformers names, tied tensors once, as other engines load them.
 
-    With LoRA, the current increments are added to the base weights of each shard. `module` is unchanged, so increments
-    do not accumulate. Only one shard is duplicated at a time.
+    Adapters are merged, and quantized weights are returned in float32. `module` is unchanged, so that adapters do not
+    accumulate. Only one shard is duplicated at a time.
 
     Args:
         module: the policy, or the policy wrapped in PEFT adapters.
         max_shard_bytes: maximum size of a shard in bytes (or one tensor).
+        merge: False leaves adapters out.
 
     Yields:
         Shards of tensors by name.
     """
     weights = named_weights(module)
-    if not is_lora(module):
-        yield from group_into_shards(weights.items(), max_shard_bytes)
-        return
-    increments = {name: tensor for name, tensor in weights.items() if "lora_" in name}
-    others = ((name, tensor) for name, tensor in weights.items() if name not in increments)
-    for shard in group_into_shards(others, max_shard_bytes):
-        yield {name: tensor.detach() for name, tensor in merged_weights(module, shard | increments).items()}
+    adapters = {name: tensor for name, tensor in weights.items() if "lora_" in name}
+    others = ((name, tensor) for name, tensor in weights.items() if name not in adapters)
+    yield from group_into_shards(plain_weights(module, others, adapters, merge=merge), max_shard_bytes)
 
 
 def state_dict_shards_of(

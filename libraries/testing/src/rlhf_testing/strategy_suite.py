@@ -40,6 +40,8 @@ class StrategyCase:
     """Name of the strategy plugin."""
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
+    optimizers: Sequence[str] = ()
+    """Names of installed optimizers, other than AdamW, with which `optimizer_updates` is observed."""
 
     def make(self) -> Strategy:
         """Build the strategy in this process."""
@@ -83,6 +85,34 @@ def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:
     seen["dropped"] = _drop(strategy)
     seen["sixteen_bits"] = _sixteen_bits(strategy, folder / "sixteen-bits")
     return seen
+
+
+def optimizer_updates(strategy: Strategy, optimizer: str) -> dict[str, Any]:
+    """Make 50 updates with an optimizer, on a model large enough for 8-bit state. Collective.
+
+    Args:
+        strategy: Strategy after `setup()`.
+        optimizer: Name of an installed optimizer.
+
+    Returns:
+        Losses, gradient norms and weights, the same on every rank.
+    """
+    training = Training(strategy, optimizer_name=optimizer, hidden_size=128)
+    return _updates(training, [{"micro_batch": 4}] * 50)
+
+
+def optimizer_updates_alone(optimizer: str) -> dict[str, Any]:
+    """Make the updates of `optimizer_updates` in this process, with the strategy `single`.
+
+    Args:
+        optimizer: Name of an installed optimizer.
+    """
+    strategy = StrategyCase("single", "single").make()
+    strategy.setup()
+    try:
+        return optimizer_updates(strategy, optimizer)
+    finally:
+        strategy.teardown()
 
 
 def _updates(training: Training, updates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -219,6 +249,7 @@ def _worker(
         strategy = case.make()
         strategy.setup()
         results[case.name] = observe(strategy, folder / case.name)
+        results[case.name]["optimizers"] = {name: optimizer_updates(strategy, name) for name in case.optimizers}
         strategy.teardown()
     for source, name in itertools.pairwise(load_chain):
         results[name]["chain"] = _load_from(next(case for case in cases if case.name == name), source, folder)

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.components import OptimizerContext
+from rlhf_core.plugins.selected import load
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -23,13 +26,14 @@ TINY_RATE = 1e-6
 MAX_GRAD_NORM = 0.5
 
 
-def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> nn.Module:
+def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32", hidden_size: int = 16) -> nn.Module:
     """Create a causal LM of a few thousand parameters with tied embeddings and odd sizes, so that shards need padding.
 
     Args:
         seed: Seed of the weights.
         lora: Add a LoRA adapter. Adapters on 16-bit weights are float32.
         dtype: Name of the weights' torch dtype.
+        hidden_size: Width of the hidden states, a multiple of 4.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -41,7 +45,7 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> 
         model: nn.Module = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=VOCABULARY,
-                hidden_size=16,
+                hidden_size=hidden_size,
                 intermediate_size=30,
                 num_hidden_layers=2,
                 num_attention_heads=2,
@@ -74,18 +78,25 @@ class Training:
         max_grad_norm: float | None = MAX_GRAD_NORM,
         dtype: str = "float32",
         lr: float = LEARNING_RATE,
+        optimizer_name: str | None = None,
+        hidden_size: int = 16,
     ) -> None:
         import torch
 
         from rlhf_models.gradient_checkpointing import enable_gradient_checkpointing
 
         self.strategy = strategy
-        model: Any = tiny_model(seed, lora=lora, dtype=dtype)
+        model: Any = tiny_model(seed, lora=lora, dtype=dtype, hidden_size=hidden_size)
         if checkpointing:
             model.config.use_cache = False
             enable_gradient_checkpointing(model)
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = strategy.make_optimizer(trainable, lr=lr, weight_decay=0.1)
+        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if optimizer_name is None:
+            optimizer = strategy.make_optimizer(trainable.values(), lr=lr, weight_decay=0.1)
+        else:
+            plugin = load("optimizers", optimizer_name)
+            options = plugin.component.config.model_validate({"weight_decay": 0.1})
+            optimizer = plugin.build(options, OptimizerContext(parameters=trainable, lr=lr, strategy=strategy))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
         self.trained: TrainedModel = strategy.prepare(model, optimizer, scheduler, max_grad_norm=max_grad_norm)
         self.done = 0

@@ -63,6 +63,21 @@ def test_a_lora_run_as_an_adapter_or_merged(tmp_path, capsys):
         torch.testing.assert_close(with_adapter(tokens).logits, merged(tokens).logits)
 
 
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_quantized_run_is_merged_as_it_was_trained(kind, tmp_path, capsys):
+    pytest.importorskip("bitsandbytes")
+    model, tokenizer = builtin_model("builtin:tiny-digits", 0)
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    options = {"path": str(tmp_path / "base"), "lora": {"r": 4}, "quantize": kind, "dtype": "bfloat16"}
+    start({**BASE, "model": options, "optimizer": {"lr": 1e-2}}, tmp_path / "run")
+    assert export(tmp_path / "run", "--to", tmp_path / "merged", "--merge-lora") == 0
+    assert_same(weights(tmp_path / "merged"), weights(tmp_path / "run" / "model"))
+    builtin_model("builtin:tiny-digits", 1)[0].save_pretrained(tmp_path / "base")
+    assert export(tmp_path / "run", "--to", tmp_path / "other", "--merge-lora") == 1
+    assert "is model.path still the model that the run started from?" in capsys.readouterr().err
+
+
 def test_an_adapter_without_a_base_to_load_is_refused(tmp_path, capsys):
     start({**BASE, "model": {"lora": {"r": 4}}}, tmp_path / "run")
     assert export(tmp_path / "run", "--to", tmp_path / "adapter") == 2

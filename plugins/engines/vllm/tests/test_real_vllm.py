@@ -10,10 +10,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from rlhf_core.config.sections import LoraConfig as LoraOptions
 from rlhf_core.entry.train import train
 from rlhf_core.errors import RlhfError
 from rlhf_core.rollout import named_weights, replace_weights
 from rlhf_core.types import SamplingParams
+from rlhf_models import CausalLM
 from rlhf_testing.contracts.engine import make_requests
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
@@ -181,3 +183,18 @@ def test_a_killed_process_is_a_clear_error(module, engine, collect):
     psutil.Process(made._backend._process.pid).kill()
     with pytest.raises(RlhfError, match="vLLM process was ended by SIGKILL"):
         list(answers)
+
+
+@pytest.mark.parametrize("options", [{"rslora": True}, {"init": "pissa"}], ids=["rslora", "pissa"])
+def test_an_adapter_that_vllm_applies_answers_as_the_model(options, module, engine, collect):
+    model = CausalLM().add_adapter(module, LoraOptions(r=4, **options), seed=0)
+    asked = make_requests(20)
+    made = engine(model, adapter=True)
+    for version in (1, 2):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".default." in name:
+                    generator = torch.Generator().manual_seed(version)
+                    parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+        made.weights_updated(version)
+        assert tokens(collect(made, asked, GREEDY)) == greedy_of(model, asked)

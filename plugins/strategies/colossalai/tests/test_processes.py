@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlhf_testing.strategy_suite import StrategyCase, run_strategies
+from rlhf_testing.strategy_suite import StrategyCase, optimizer_updates_alone, run_strategies
 from rlhf_testing.tiny_training import (
     SHARD_BYTES,
     TINY_RATE,
@@ -18,7 +18,7 @@ from rlhf_testing.tiny_training import (
 )
 
 CASES = [
-    StrategyCase("ddp", "ddp"),
+    StrategyCase("ddp", "ddp", optimizers=("muon", "adamw-8bit")),
     StrategyCase("zero1", "low-level-zero"),
     StrategyCase("zero2", "low-level-zero", {"stage": 2}),
     StrategyCase("zero1-bf16", "low-level-zero", {"precision": "bf16"}),
@@ -58,6 +58,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def seen(folder):
     return Seen(folder)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw-8bit"])
+def test_fifty_updates_of_an_optimizer_equal_those_of_one_process(seen, optimizer):
+    alone, got = optimizer_updates_alone(optimizer), seen["ddp"]["optimizers"][optimizer]
+    assert got["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+    # Muon rounds to bfloat16, and 8-bit moments to 256 values, so that rounding in a sum may show in a step.
+    assert change_cosine(tiny_model(hidden_size=128).state_dict(), got["weights"], alone["weights"]) > 0.999
 
 
 @pytest.mark.parametrize("name", cases(EXACT))

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
-from rlhf_testing.strategy_suite import StrategyCase, run_strategies
+from rlhf_testing.strategy_suite import StrategyCase, optimizer_updates_alone, run_strategies
 from rlhf_testing.tiny_training import (
     SHARD_BYTES,
     TINY_RATE,
@@ -18,9 +18,9 @@ from rlhf_testing.tiny_training import (
     train_alone,
 )
 
-FSDP = StrategyCase("fsdp", "fsdp")
+FSDP = StrategyCase("fsdp", "fsdp", optimizers=("muon",))
 KEEP = StrategyCase("keep", "fsdp", {"reshard_after_forward": False})
-TENSOR = StrategyCase("tensor", "fsdp", {"tensor_parallel": 2, "sequence_parallel": True})
+TENSOR = StrategyCase("tensor", "fsdp", {"tensor_parallel": 2, "sequence_parallel": True}, optimizers=("muon",))
 SINGLE = StrategyCase("single", "single")
 
 
@@ -60,6 +60,14 @@ def test_lora_trains_adapters_only(seen, name):
     start = tiny_model(lora=True).state_dict()
     moved = {name for name in weights if not weights[name].equal(start[name])}
     assert moved == {name for name in weights if "lora_" in name}
+
+
+@pytest.mark.parametrize(("name", "optimizer"), [("fsdp", "muon"), ("tensor", "muon")])
+def test_fifty_updates_of_an_optimizer_equal_those_of_one_process(seen, name, optimizer):
+    alone, got = optimizer_updates_alone(optimizer), seen[name]["optimizers"][optimizer]
+    assert got["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+    # Muon rounds to bfloat16, and 8-bit moments to 256 values, so that rounding in a sum may show in a step.
+    assert change_cosine(tiny_model(hidden_size=128).state_dict(), got["weights"], alone["weights"]) > 0.999
 
 
 @pytest.mark.parametrize("name", ["fsdp", "tensor"])

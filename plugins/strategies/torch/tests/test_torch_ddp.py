@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_strategies import TorchDdpConfig
-from rlhf_testing.strategy_suite import StrategyCase, run_strategies
+from rlhf_testing.strategy_suite import StrategyCase, optimizer_updates_alone, run_strategies
 from rlhf_testing.tiny_training import (
     SHARD_BYTES,
     TINY_RATE,
@@ -19,7 +19,9 @@ from rlhf_testing.tiny_training import (
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    return run_strategies([StrategyCase("ddp", "torch-ddp")], 2, tmp_path_factory.mktemp("ddp"))["ddp"]
+    return run_strategies(
+        [StrategyCase("ddp", "torch-ddp", optimizers=("muon", "adamw-8bit"))], 2, tmp_path_factory.mktemp("ddp")
+    )["ddp"]
 
 
 @pytest.mark.parametrize("split", ["whole", "accumulated", "ragged", "two_forwards", "checkpointing"])
@@ -41,6 +43,14 @@ def test_lora_trains_adapters_only(seen):
     weights = seen["lora"]["weights"]
     assert largest_difference(weights, alone["weights"]) < 1e-6
     assert {name for name in weights if not weights[name].equal(start[name])} == {n for n in weights if "lora_" in n}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw-8bit"])
+def test_fifty_updates_of_an_optimizer_equal_those_of_one_process(seen, optimizer):
+    alone, got = optimizer_updates_alone(optimizer), seen["optimizers"][optimizer]
+    assert got["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+    # Muon rounds to bfloat16, and 8-bit moments to 256 values, so that rounding in a sum may show in a step.
+    assert change_cosine(tiny_model(hidden_size=128).state_dict(), got["weights"], alone["weights"]) > 0.999
 
 
 def test_shards_are_bounded_named_and_whole(seen):

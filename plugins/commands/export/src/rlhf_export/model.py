@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -160,7 +161,8 @@ def _load_checkpoint(source: Path) -> _Loaded:
     folder = checkpoint / _POLICY
     weights = dict(read_weights(folder))
     tokenizer = load_tokenizer(config)
-    policy = load_policy(config, dtype=stored_dtype(folder), seed=seed, tokenizer=tokenizer, kind=_kind(weights))
+    dtype = stored_dtype(folder) if config.quantize is None else _dtype_before_quantization(weights)
+    policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer, kind=_kind(weights))
     _check_fit(policy, weights, folder)
     return _Loaded(checkpoint, config, policy, weights, tokenizer)
 
@@ -189,10 +191,25 @@ def _kind(weights: Iterable[str]) -> str:
     return "sequence-classification" if is_score else "causal-lm"
 
 
+def _dtype_before_quantization(weights: Mapping[str, Tensor]) -> Any:
+    """The type that a quantized policy was loaded in: that of its embeddings, norms and head."""
+    import torch
+
+    others = {
+        each.dtype
+        for name, each in weights.items()
+        if each.is_floating_point()
+        and not any(part in name for part in ("lora_", ".weight.", ".SCB", "modules_to_save"))
+    }
+    return functools.reduce(torch.promote_types, others)
+
+
 def _check_fit(policy: Any, weights: Mapping[str, Tensor], folder: Path) -> None:
     live = named_weights(policy)
     wrong = sorted(live.keys() ^ weights.keys())
     wrong += [name for name in live.keys() & weights.keys() if live[name].shape != weights[name].shape]
+    if not wrong:  # quantized weights are merged as the model's folder gives them
+        wrong = [name for name, each in live.items() if not (each.is_floating_point() or each.equal(weights[name]))]
     if wrong:
         raise CheckpointError(
             f"does not fit the model that the run's config.yaml names: {', '.join(wrong[:5])}",

@@ -26,6 +26,7 @@ from .meta import meta_model
 from .shape import model_shape
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 _FP32 = 4
@@ -99,14 +100,17 @@ class MemoryEstimate:
         makers = 0 if resolved.own_processes is None else resolved.own_processes.makers
 
         critic = shape.num_parameters - shape.head_parameters + shape.hidden_size if "critic" in algorithm.roles else 0
-        training = _trained_model("policy", shape.num_parameters, shape.num_trainable, state)
+        training = self._trained_model("policy", shape.num_parameters, shape.num_trainable, state)
         if critic:
-            training |= _trained_model("critic", critic, critic, state)
+            training |= self._trained_model("critic", critic, self._trained_critic(resolved, critic), state)
+        if largest := shape.quantized.largest:
+            training["dequantized layer"] = 2 * largest * _FP32
         if gathered := strategy.gathered_bytes(self._model):
             training["gathered weights"] = gathered
         is_rounded = getattr(strategy, "precision", "fp32") != "fp32"
         if self.device == "cpu" and is_rounded and state.weights == _FP32 and not strategy.shards_parameters:
-            training["weights in 16 bits"] = 2 * shape.num_parameters  # copies for the passes of an update
+            plain = shape.num_parameters - shape.quantized.num_parameters
+            training["weights in 16 bits"] = 2 * plain  # copies for the passes of an update
         training["activations"] = self._activations(resolved, state, ranks, is_rounded, with_critic=bool(critic))
 
         making: dict[str, int] = {}
@@ -127,14 +131,38 @@ class MemoryEstimate:
         if not makers:
             if self._answer_tokens and strategy.shards_parameters:
                 making["policy copy of the engine"] = shape.num_parameters * dtype.itemsize
-            return [ProcessPlan("process", trainers, {**training, **making, **libraries})]
-        making["policy weights"] = shape.num_parameters * dtype.itemsize
+            parts = self._with_loading({**training, **making}, dtype)
+            return [ProcessPlan("process", trainers, {**parts, **libraries})]
+        making["policy weights"] = self._weight_bytes(shape.num_parameters, dtype.itemsize)
         if critic:
-            making["critic weights"] = critic * dtype.itemsize
+            making["critic weights"] = self._weight_bytes(critic, dtype.itemsize)
         return [
-            ProcessPlan("trainer", trainers, {**training, **libraries}),
-            ProcessPlan("maker", makers, {**making, **libraries}),
+            ProcessPlan("trainer", trainers, {**self._with_loading(training, dtype), **libraries}),
+            ProcessPlan("maker", makers, {**self._with_loading(making, dtype), **libraries}),
         ]
+
+    def _trained_model(self, role: str, parameters: int, trainable: int, state: StateBytes) -> dict[str, int]:
+        return {
+            f"{role} weights": self._weight_bytes(parameters, state.weights),
+            f"{role} gradients": math.ceil(trainable * state.gradients),
+            f"{role} optimizer": math.ceil(trainable * state.optimizer),
+        }
+
+    def _weight_bytes(self, parameters: int, each: float) -> int:
+        """Bytes of the weights of the policy or its critic, whose trunks are quantized alike."""
+        quantized = self.shape.quantized
+        return math.ceil((parameters - quantized.num_parameters) * each) + quantized.num_bytes
+
+    def _with_loading(self, parts: dict[str, int], dtype: torch.dtype) -> dict[str, int]:
+        """Add the memory of the file's pages and the full weights before quantization, as far as it exceeds `parts`."""
+        loading = 2 * self.shape.num_parameters * dtype.itemsize - sum(parts.values())
+        if self.device == "cuda" or not self.shape.quantized.num_parameters or loading <= 0:
+            return parts
+        return {**parts, "loading before quantization": loading}
+
+    def _trained_critic(self, resolved: ResolvedRun, critic: int) -> int:
+        """Number of trained parameters of a critic: all, or an adapter like the policy's and the value head."""
+        return critic if resolved.run.model.lora is None else self.shape.num_trainable + self.shape.hidden_size
 
     def _activations(
         self, resolved: ResolvedRun, state: StateBytes, ranks: int, is_rounded: bool, *, with_critic: bool
@@ -171,14 +199,6 @@ class MemoryEstimate:
         rows = max(1.0, tokens / length)
         images = rows * (self._inputs.read_bytes + self._inputs.kept_bytes * state.activations)
         return int(tokens * (kept + 3 * shape.vocabulary) * _FP32 + images)
-
-
-def _trained_model(role: str, parameters: int, trainable: int, state: StateBytes) -> dict[str, int]:
-    return {
-        f"{role} weights": math.ceil(parameters * state.weights),
-        f"{role} gradients": math.ceil(trainable * state.gradients),
-        f"{role} optimizer": math.ceil(trainable * state.optimizer),
-    }
 
 
 def _bytes_of(frozen: FrozenModel, default: float) -> float:

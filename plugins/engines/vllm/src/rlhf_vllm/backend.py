@@ -22,6 +22,8 @@ from .start import WHERE, Settings, can_sleep, describe_error, engine_args, impo
 if TYPE_CHECKING:
     from torch import Tensor
 
+_ADAPTER = "policy"
+
 
 class VllmBackend:
     """Generates with vLLM and loads new weights in place. Methods are called one at a time."""
@@ -46,6 +48,8 @@ class VllmBackend:
         """vLLM's tags of the memory that is currently released."""
         self._open: dict[str, _PartialAnswer] = {}
         self._num_loads = 0
+        self._adapter: Any = None
+        """vLLM's request for the adapter that all answers are sampled with."""
 
     @property
     def max_model_tokens(self) -> int:
@@ -57,7 +61,9 @@ class VllmBackend:
         self._wake()
         for job in jobs:
             prompt = {"prompt_token_ids": list(job.prompt_ids), "cache_salt": str(self._num_loads)}
-            self._engine.add_request(name := _request_id(job), prompt, self._sampling_params(job, in_flight))
+            parameters = self._sampling_params(job, in_flight)
+            adapter = {} if self._adapter is None else {"lora_request": self._adapter}
+            self._engine.add_request(name := _request_id(job), prompt, parameters, **adapter)
             self._open[name] = _PartialAnswer(job)
 
     def step(self) -> list[Completion]:
@@ -95,6 +101,22 @@ class VllmBackend:
             self._engine.collective_rpc(_reload_files, args=([str(file) for file in files],))
             for file in files:
                 file.unlink()
+        self._engine.reset_prefix_cache()
+        self._num_loads += 1
+
+    def load_adapter(self, folder: Path) -> None:
+        """Replace the adapter in place, also for open answers, and drop caches of the old one.
+
+        `folder`: adapter in PEFT's format.
+
+        Raises `SyncError` if vLLM does not load it.
+        """
+        from vllm.lora.request import LoRARequest
+
+        self._wake("weights")
+        if not self._engine.add_lora(LoRARequest(_ADAPTER, 1, str(folder), load_inplace=True)):
+            raise SyncError("vLLM did not load the adapter", where=WHERE)
+        self._adapter = LoRARequest(_ADAPTER, 1, str(folder))
         self._engine.reset_prefix_cache()
         self._num_loads += 1
 

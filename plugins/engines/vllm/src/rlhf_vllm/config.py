@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from rlhf_core.config import Problem, ResolvedRun
 from rlhf_forward import ShapedEngineConfig
 from rlhf_models import truncation_problem
 
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Sizes of vLLM's memory for the factors of an adapter (`max_lora_rank`)."""
 INSTALL = "make setup-vllm (without a GPU), or pip install vllm==0.32.0 (CUDA)"
 """Hint for users if vLLM is missing or broken."""
 
@@ -57,6 +60,11 @@ class VllmEngineConfig(ShapedEngineConfig):
     max_shard_bytes: int = Field(
         512 * 1024**2, ge=1024, description="Maximum size of the pieces in which vLLM gets new weights (or one tensor)."
     )
+    adapter: bool = Field(
+        False,
+        description="With model.lora: load the frozen weights once, and at each version the adapter alone, which vLLM "
+        "applies (LoRARequest). False merges it into the weights, which are loaded again at each version.",
+    )
     start_timeout_seconds: float = Field(600.0, gt=0, le=86400, description="Maximum wait for vLLM to start.")
     answer_timeout_seconds: float = Field(
         600.0,
@@ -64,6 +72,18 @@ class VllmEngineConfig(ShapedEngineConfig):
         le=86400,
         description="Maximum wait for one decoding step of vLLM, or for one piece of weights to load.",
     )
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if not self.adapter:
+            return
+        lora = run.run.model.lora
+        if lora is None:
+            yield Problem("adapter", "needs an adapter, but model.lora is not set", "set model.lora or adapter: false")
+        elif lora.dora:
+            yield Problem("adapter", "vLLM cannot apply an adapter with model.lora.dora", "set adapter: false")
+        elif lora.r > LORA_RANKS[-1]:
+            problem = f"vLLM applies adapters up to rank {LORA_RANKS[-1]}, not {lora.r}"
+            yield Problem("adapter", problem, "set adapter: false")
 
     @model_validator(mode="after")
     def _check_truncation(self) -> VllmEngineConfig:

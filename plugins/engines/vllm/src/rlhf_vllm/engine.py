@@ -11,10 +11,18 @@ from typing import Any
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.protocols import InFlightEngine, SamplingRequest
+from rlhf_core.rollout import named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_forward import BannedWords, request_shaping, sampled_columns, temperature_of
-from rlhf_models import GenerationJob, check_same_weights, checked_completion, eos_token_ids, is_lora
-from rlhf_strategies import plain_shards
+from rlhf_models import (
+    GenerationJob,
+    check_same_weights,
+    checked_completion,
+    eos_token_ids,
+    is_lora,
+    save_factors,
+)
+from rlhf_strategies import plain_shards, save_weights
 
 from .config import VllmEngineConfig, min_p_problem, temperature_problem
 from .process import VllmProcess
@@ -27,7 +35,7 @@ class VllmEngine:
     def __init__(self, config: VllmEngineConfig, context: EngineContext) -> None:
         """Raises `PluginError` if vLLM is broken, `ConfigError` if it cannot run this model."""
         self._config = config
-        self._module = context.model
+        self._module: Any = context.model
         self._open: dict[tuple[int, int], GenerationJob] = {}
         self._seed = context.seed
         self.policy_version = 0
@@ -41,12 +49,15 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="rlhf-vllm-") as folder:
             base.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
+            if config.adapter:
+                save_weights(Path(folder), plain_shards(model, config.max_shard_bytes, merge=False))
             settings = Settings(
                 config=config,
                 folder=Path(folder),
                 dtype=str(context.compute_dtype or next(base.parameters()).dtype).removeprefix("torch."),
                 device=str(context.device),
                 eos_ids=tuple(sorted(self.eos_token_ids)),
+                lora_rank=model.peft_config["default"].r if config.adapter else None,
                 in_flight=context.in_flight,
             )
             self._backend = VllmProcess(settings)
@@ -123,7 +134,7 @@ class VllmEngine:
         return checked_completion(completion, versions, where=WHERE)
 
     def weights_updated(self, version: int) -> None:
-        """Load the module's weights, now of `version`, into vLLM, with adapters merged.
+        """Load the module's weights, now of `version`, into vLLM, with adapters merged, or the adapter alone.
 
         Raises `SyncError` if that fails. The engine is then closed, since vLLM may hold a mix of old and new weights.
         """
@@ -132,7 +143,12 @@ class VllmEngine:
 
     def _load(self, version: int) -> None:
         try:
-            self._backend.update(plain_shards(self._module, self._config.max_shard_bytes))
+            if self._config.adapter:
+                self._backend.load_adapter(
+                    lambda folder: save_factors(self._module, named_weights(self._module), folder)
+                )
+            else:
+                self._backend.update(plain_shards(self._module, self._config.max_shard_bytes))
         except Exception as error:  # vLLM may raise any class
             self.close()
             if isinstance(error, RlhfError):

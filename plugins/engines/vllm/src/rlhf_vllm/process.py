@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,15 @@ class VllmProcess:
             self.close()  # it may hold mixed weights
             raise
         self._request("vLLM to apply new weights", None)
+
+    def load_adapter(self, write: Callable[[Path], None]) -> None:
+        """See `VllmBackend`. `write`: writes the adapter to a folder of shared memory, which this method removes."""
+        folder = Path(self._scratch.name) / "adapter"
+        try:
+            write(folder)
+            self._request("vLLM to load the adapter", ("load_adapter", folder))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """End the process."""

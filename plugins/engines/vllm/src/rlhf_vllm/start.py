@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_models import MAX_TOP_K, TIES
 
-from .config import INSTALL, VllmEngineConfig
+from .config import INSTALL, LORA_RANKS, VllmEngineConfig
 
 WHERE = "engine vllm"
 CPU_CACHE_BYTES = 1024**3
@@ -23,11 +23,13 @@ class Settings:
 
     config: VllmEngineConfig
     folder: Path
-    """Transformers config and tokenizer. Weights are sent by `update`."""
+    """Transformers config and tokenizer, and with `lora_rank` the frozen weights. Others are sent by `update`."""
     dtype: str
     device: str
     """`cpu`, or `cuda` for the first visible GPU."""
     eos_ids: tuple[int, ...]
+    lora_rank: int | None = None
+    """Rank of the adapter that `load_adapter` sends. None if adapters are merged into the weights."""
     in_flight: bool = False
     """Whether weights may change while answers are sampled."""
 
@@ -49,7 +51,7 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
         "model": str(settings.folder),
         "tokenizer": str(settings.folder),
         "dtype": settings.dtype,
-        "load_format": "dummy",
+        "load_format": "dummy" if settings.lora_rank is None else "safetensors",
         "generation_config": "vllm",  # ignore the model's own sampling defaults
         "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that was sampled from
         "max_logprobs": MAX_TOP_K + TIES,
@@ -62,9 +64,16 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
         "tensor_parallel_size": config.tensor_parallel_size,
         "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
         "disable_log_stats": True,
+        **_lora_args(settings.lora_rank),
         # With asynchronous scheduling, tokens would be attributed to newer weights than those that sampled them.
         **({"async_scheduling": False} if settings.in_flight else {}),
     }
+
+
+def _lora_args(rank: int | None) -> dict[str, Any]:
+    if rank is None:
+        return {}
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(each for each in LORA_RANKS if each >= rank)}
 
 
 def can_sleep(settings: Settings) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_strategies import ProcessesConfig, TorchDdpConfig
+from rlhf_strategies import ShardingConfig, TorchDdpConfig
 
 _PRECISION_HELP = "Type of the arithmetic. auto: fp32 on a CPU, bf16 on a GPU, never fp16."
 _FIXED = "it has a fixed value now that suits all runs: remove it"
@@ -22,7 +22,7 @@ class DdpConfig(TorchDdpConfig):
     )
 
 
-class LowLevelZeroConfig(ProcessesConfig):
+class LowLevelZeroConfig(ShardingConfig):
     """`strategy:` section for `name: low-level-zero`."""
 
     removed: ClassVar[Mapping[str, str]] = {
@@ -48,7 +48,7 @@ def _no_fp32(value: object) -> object:
     return value
 
 
-class GeminiConfig(ProcessesConfig):
+class GeminiConfig(ShardingConfig):
     """`strategy:` section for `name: gemini`."""
 
     removed: ClassVar[Mapping[str, str]] = {

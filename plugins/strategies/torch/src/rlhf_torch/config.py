@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_strategies import KernelsConfig, ProcessesConfig
+from rlhf_strategies import KernelsConfig, ShardingConfig
 
 _PROCESSES_OF_A_MACHINE = 8
 
@@ -21,7 +21,7 @@ class SingleConfig(KernelsConfig):
     )
 
 
-class FsdpConfig(ProcessesConfig, KernelsConfig):
+class FsdpConfig(ShardingConfig, KernelsConfig):
     """`strategy:` section for `name: fsdp`."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

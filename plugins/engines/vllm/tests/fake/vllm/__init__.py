@@ -4,12 +4,16 @@ Answers are `prompt[0] + version, …` until the token limit, where the version 
 loaded. `FAKE_VLLM` in the environment says how it misbehaves.
 """
 
+import json
 import os
 import pickle
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
-from . import platforms, sampling_params
+from safetensors.torch import load_file
+
+from . import lora, platforms, sampling_params
 from .sampling_params import RequestOutputKind
 
 if os.environ.get("FAKE_VLLM") == "broken":
@@ -53,7 +57,18 @@ class LLMEngine:
             raise ValueError("Unsupported CPU attention configuration: head_dim=16")
         return cls(args)
 
-    def add_request(self, name, prompt, params):
+    def add_lora(self, request):
+        """Its version is the sum of the adapter's factors, rounded, read from a folder as by vLLM."""
+        assert self.args.enable_lora and self.args.load_format == "safetensors" and "weights" not in self.asleep
+        assert request.lora_int_id == 1 and request.load_inplace
+        folder = Path(request.lora_path)
+        assert json.loads((folder / "adapter_config.json").read_text())["r"] <= self.args.max_lora_rank
+        tensors = load_file(folder / "adapter_model.safetensors")
+        self.version = round(sum(float(tensor.sum()) for tensor in tensors.values()))
+        return os.environ.get("FAKE_VLLM") != "torn"
+
+    def add_request(self, name, prompt, params, lora_request=None):
+        assert (lora_request is not None) == getattr(self.args, "enable_lora", False)
         assert self.version is not None and not self.asleep, (self.version, self.asleep)
         if params.output_kind == RequestOutputKind.DELTA:
             self.flying[name] = [prompt, params, 0]
@@ -125,4 +140,4 @@ class LLMEngine:
         self.asleep -= set(tags)
 
 
-__all__ = ["EngineArgs", "LLMEngine", "SamplingParams", "platforms", "sampling_params"]
+__all__ = ["EngineArgs", "LLMEngine", "SamplingParams", "lora", "platforms", "sampling_params"]

@@ -1,0 +1,5 @@
+"""Adapters of vLLM."""
+
+from . import request
+
+__all__ = ["request"]
