@@ -62,6 +62,9 @@ class Receiver:
     def join_link(self, offer: LinkOffer) -> None:
         self._link.join(offer, node_address(), torch.device("cpu"))
 
+    def join_link_as_sender(self, receiver: str, offer: LinkOffer) -> None:
+        self._link.join_as_sender(receiver, offer, node_address(), torch.device("cpu"))
+
     def update_experience_maker(
         self,
         *,
@@ -80,6 +83,7 @@ class Receiver:
             arrived = self._link.receive(chunk) if isinstance(chunk, DirectChunk) else unpack(chunk)
             self._weights.stage(version, "policy", arrived, sender=sender)
         if checksums is not None:
+            self._link.wait_until_forwarded()
             self._weights.commit(version, checksums, sender=sender)
 
     def wait_for(self, version: int) -> None:

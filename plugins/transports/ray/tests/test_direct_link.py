@@ -69,8 +69,9 @@ def ends() -> Iterator[Callable[..., tuple[Link, MakerEnd]]]:
 
 def test_every_dtype_and_shape_arrives_as_it_was(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
     link, maker = ends()
-    for _ in range(6):  # more than may be under way
-        chunk = link.send(copy_to(SHARD, CPU))
+    for index in range(6):  # more than may be under way
+        chunk = DirectChunk.of(SHARD, index * len(SHARD))
+        link.send(copy_to(SHARD, CPU), chunk.first)
         assert same(maker.receive(chunk), SHARD)
     link.wait_until_sent()
 
@@ -96,8 +97,8 @@ def test_a_maker_that_is_gone_is_an_error_at_the_trainer(ends: Callable[..., tup
     link, maker = ends()
     maker._link = None
     with pytest.raises(LinkError, match="the link broke"):
-        for _ in range(3):
-            link.send(copy_to({"weight": torch.ones(1_000_000)}, CPU))
+        for index in range(3):
+            link.send(copy_to({"weight": torch.ones(1_000_000)}, CPU), index)
             link.wait_until_sent()
 
 
@@ -106,7 +107,7 @@ def test_an_end_that_does_nothing_is_waited_for_so_long(side: str, ends: Callabl
     link, maker = ends(0.05)
     with pytest.raises(LinkError, match=r"Timed out waiting 50ms"):
         if side == "sends":
-            link.send(copy_to({"weight": torch.ones(10_000_000)}, CPU))
+            link.send(copy_to({"weight": torch.ones(10_000_000)}, CPU), 0)
             link.wait_until_sent()
         else:
             maker.receive(DirectChunk.of(SHARD, 0))
