@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import yaml
-from running import run_rlhf
+from running import forked_ranks, run_rlhf
 
 from rlhf_core import train
 from rlhf_testing.runs import tiny_run
@@ -16,7 +16,8 @@ TIMES = ("time/", "memory/", "tokens_per_second/", "reward_calls/")
 
 def start(changes, output, **options):
     """Run a tiny run in this process, and return its result."""
-    return train(tiny_run(changes), output=output, **options)
+    with forked_ranks():
+        return train(tiny_run(changes), output=output, **options)
 
 
 def lines(path):
@@ -42,9 +43,9 @@ def write_run(folder, changes=None):
     return path
 
 
-def command(*arguments, cwd=None):
-    """Run the command until it ends."""
-    return run_rlhf(*arguments, cwd=cwd)
+def command(*arguments, **options):
+    """Run the command until it ends. Options: see `running.rlhf`."""
+    return run_rlhf(*arguments, **options)
 
 
 def tree(folder):

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,8 @@ SENDER, RECEIVER = 0, 1
 """Ranks of a link."""
 _MAX_PENDING_CHUNKS = 4
 _POLL_SECONDS = 0.001
+_FORMED_SECONDS = 10.0
+"""Maximum wait for the sender's end of a link whose receiver has reported that it is formed."""
 
 
 class LinkError(RlhfError):
@@ -186,7 +190,7 @@ class MakerEnd:
 
     def __init__(self) -> None:
         self._link: Link | None = None
-        self._next: dict[str, Link] = {}
+        self._next: dict[str, Future[Link]] = {}
 
     def join(self, offer: LinkOffer, address: str, device: torch.device) -> None:
         """Form the link over which this maker receives, which replaces the previous one, and close all others.
@@ -203,9 +207,11 @@ class MakerEnd:
         self._link = join_link(offer, address, device, RECEIVER)
 
     def join_as_sender(self, receiver: str, offer: LinkOffer, address: str, device: torch.device) -> None:
-        """Form the link to another maker, which replaces a previous one to it. Raises `LinkError` if that fails."""
-        self._next.pop(receiver, None)
-        self._next[receiver] = join_link(offer, address, device, SENDER)
+        """Start to form the link to another maker, which replaces a previous one to it, and return at once.
+
+        So this maker does not wait for a receiver that died.
+        """
+        self._next[receiver] = form_in_background(lambda: join_link(offer, address, device, SENDER))
 
     def receive(self, chunk: DirectChunk) -> dict[str, Tensor]:
         """Receive the tensors of a chunk and forward them. A `LinkError` also closes all links of this maker.
@@ -223,7 +229,7 @@ class MakerEnd:
         self._link = link
         first = dict(chunk.forward)
         for name in self._next.keys() - first:
-            self._next.pop(name).close()  # the trainer has placed it elsewhere
+            self._drop_next(name)  # the trainer has placed it elsewhere
         for name in first:
             self._with_next(name, lambda to, name=name: to.send(tensors, first[name]))  # type: ignore[misc]
         return tensors
@@ -235,19 +241,38 @@ class MakerEnd:
 
     def _with_next(self, name: str, action: Callable[[Link], None]) -> None:
         """Use the link to another maker. If that fails, close it, so that its receiver does not wait."""
-        if (link := self._next.get(name)) is None:
+        if (forming := self._next.get(name)) is None:
             return
         try:
-            action(link)
-        except LinkError as error:
-            logger.warning("weights are not forwarded to %s: %s", name, error)
-            self._next.pop(name).close()
+            action(forming.result(_FORMED_SECONDS))
+        except (LinkError, TimeoutError) as error:
+            logger.warning("weights are not forwarded to %s: %s", name, error or "its link is not formed")
+            self._drop_next(name)
+
+    def _drop_next(self, name: str) -> None:
+        forming = self._next.pop(name)
+        if forming.done() and forming.exception() is None:
+            forming.result().close()
 
     def _close(self) -> None:
         """Close all links. Their receivers get an error at once."""
         self._link = None
-        while self._next:
-            self._next.popitem()[1].close()
+        for name in list(self._next):
+            self._drop_next(name)
+
+
+def form_in_background(form: Callable[[], Link]) -> Future[Link]:
+    """Form a link on a thread of its own, since torch's wait for the other end cannot be canceled."""
+    formed: Future[Link] = Future()
+
+    def run() -> None:
+        try:
+            formed.set_result(form())
+        except LinkError as error:
+            formed.set_exception(error)
+
+    threading.Thread(target=run, name="link", daemon=True).start()
+    return formed
 
 
 def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import TimeoutError
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import ray
-
 from rlhf_strategies import served_store
 
 from .calls import ActorLostError, collect, node_address
-from .direct_link import SENDER, WHERE, DirectChunk, Link, LinkError, LinkOffer, copy_to, form_link
+from .direct_link import SENDER, WHERE, DirectChunk, Link, LinkError, LinkOffer, copy_to, form_in_background, form_link
 
 if TYPE_CHECKING:
     import torch
@@ -149,35 +146,24 @@ class LinkTree:
         self._places[name] = _Place(sender)
 
     def _form_between(self, sender: str, receiver: str, makers: Mapping[str, Any], offer: LinkOffer) -> None:
-        names = {
-            makers[receiver].join_link.remote(offer): receiver,
-            makers[sender].join_link_as_sender.remote(receiver, offer): sender,
-        }
-        limit = 2 * offer.timeout_seconds
-        while names:  # an end that was lost is noticed while the other one waits for it
-            first = next(iter(ray.wait(list(names), timeout=limit)[0]), next(iter(names)))
-            name = names.pop(first)
-            try:
-                collect([(name, first)], timeout_seconds=limit, doing=_FORMING)
-            except ActorLostError:
-                self.drop(name)
-                raise
+        """Form a link between two makers. The sender answers at once, and the receiver when the link is formed."""
+        sending = makers[sender].join_link_as_sender.remote(receiver, offer)
+        try:
+            collect([(sender, sending)], timeout_seconds=offer.timeout_seconds, doing=_FORMING)
+        except ActorLostError:
+            self.drop(sender)
+            raise
+        self._collect_receiver(receiver, makers[receiver], offer)
 
     def _form(self, name: str, maker: Any, offer: LinkOffer, address: str) -> Link:
-        # Both ends wait for each other. This end waits on a thread, since torch's wait cannot be canceled, but an error
-        # of the maker must end it.
-        trainer_end: Future[Link] = Future()
-
-        def form() -> None:
-            try:
-                trainer_end.set_result(form_link(self._store, SENDER, offer, address))
-            except LinkError as error:
-                trainer_end.set_exception(error)
-
-        timeout = offer.timeout_seconds
-        threading.Thread(target=form, name="link", daemon=True).start()
-        collect([(name, maker.join_link.remote(offer))], timeout_seconds=2 * timeout, doing=_FORMING)
+        """Form the link from this process to the first maker."""
+        trainer_end = form_in_background(lambda: form_link(self._store, SENDER, offer, address))
+        self._collect_receiver(name, maker, offer)
         try:
-            return trainer_end.result(timeout)
+            return trainer_end.result(offer.timeout_seconds)
         except TimeoutError:
-            raise LinkError(f"waited {timeout:g} s for the trainer's end", where=WHERE) from None
+            raise LinkError(f"waited {offer.timeout_seconds:g} s for the trainer's end", where=WHERE) from None
+
+    def _collect_receiver(self, name: str, maker: Any, offer: LinkOffer) -> None:
+        calls = [(name, maker.join_link.remote(offer))]
+        collect(calls, timeout_seconds=2 * offer.timeout_seconds, doing=_FORMING)
