@@ -1,6 +1,6 @@
 """A direct link: a process group of two processes that transfers the bytes of weights.
 
-A link leads from the trainer to a maker, or from a maker to another one, to which it forwards what it received
+A link leads from the trainer to a maker, or from a maker to another one, to which it forwards the weights
 (`link_tree.py`). Groups are pairs instead of one group of all, so that a maker that dies breaks only its own links, and
 one that starts later does not affect the others. torch's default group, which a trainer may need for its strategy, is
 not used. Ray's direct transport is not used either: its gloo and NCCL groups are created and called without deadlines,
@@ -262,7 +262,7 @@ class MakerEnd:
 
 
 def form_in_background(form: Callable[[], Link]) -> Future[Link]:
-    """Form a link on a thread of its own, since torch's wait for the other end cannot be canceled."""
+    """Form a link on a separate thread, since torch's wait for the other end cannot be canceled."""
     formed: Future[Link] = Future()
 
     def run() -> None:

@@ -1,8 +1,8 @@
-"""Links from rank 0 to all makers, as a tree: rank 0 sends once, and makers forward what they receive.
+"""Links from rank 0 to all makers, as a tree: rank 0 sends once, and makers forward the weights.
 
 Rank 0 sends to the first maker, and each maker to at most two others, so that the time of rank 0 does not depend on the
-number of makers, and that of a version grows with the depth of the tree. A maker whose link breaks, and all makers
-behind it, receive the rest of the version through the object store. The next version forms the missing links again.
+number of makers, and that of a version grows with the depth of the tree. A maker whose link breaks, and the
+makers to which it forwards, receive the rest of the version through the object store. The next version forms the missing links again.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class LinkTree:
             self.drop(first)
 
     def drop(self, maker: str) -> None:
-        """Forget the maker's link, if any, and those behind it. The next `open` forms them again."""
+        """Forget the maker's link, if any, and those of its receivers. The next `open` forms them again."""
         if (place := self._places.pop(maker, None)) is None:
             return
         if place.sender is None:
