@@ -30,18 +30,20 @@ MARK = "RLHF_TEST_PROCESSES"
 """Environment variable of all processes that tests start. A process appends its own mark to that of its parent."""
 _END_SECONDS = 60.0
 _FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    [
-        "torch",
-        "torch.distributed.launcher.api",
-        "transformers.models.llama.modeling_llama",
-        "peft",
-        "rlhf_core.training.session",
-        "rlhf_core.entry.train",
-        "rlhf_cli.commands.train",
-        "rlhf_strategies.torch_ddp",
-    ]
+PARTS_OF_RUNS = (
+    "peft",
+    "transformers.models.llama.modeling_llama",
+    "rlhf_core.entry.train",
+    "rlhf_core.training.session",
+    "rlhf_strategies.torch_ddp",
+    "rlhf_torch.single",
+    "rlhf_passes.fast_passes",
+    "rlhf_forward.scoring",
+    "rlhf_hf.engine",
+    "rlhf_ppo.algorithm",
 )
+"""Modules that a small run imports. A process that forks others imports them first, if they are installed."""
+_FORKS.set_forkserver_preload(["torch", "torch.distributed.launcher.api", "rlhf_cli.commands.train", *PARTS_OF_RUNS])
 
 
 def wait_until(done: Callable[[], Any], what: str, *, every_seconds: float = 0.05) -> None:

@@ -1,8 +1,9 @@
 """Links from rank 0 to all makers, as a tree: rank 0 sends once, and makers forward the weights.
 
 Rank 0 sends to the first maker, and each maker to at most two others, so that the time of rank 0 does not depend on the
-number of makers, and that of a version grows with the depth of the tree. A maker whose link breaks, and the
-makers to which it forwards, receive the rest of the version through the object store. The next version forms the missing links again.
+number of makers, and that of a version grows with the depth of the tree. A maker whose link breaks, and the makers to
+which it forwards, receive the rest of the version through the object store. The next version forms the missing links
+again.
 """
 
 from __future__ import annotations
