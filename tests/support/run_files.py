@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import yaml
@@ -15,8 +16,8 @@ TIMES = ("time/", "memory/", "tokens_per_second/", "reward_calls/")
 
 
 def start(changes, output, **options):
-    """Run a tiny run in this process, and return its result."""
-    with forked_ranks():
+    """Run a tiny run in this process, or with `num_processes` in forked ones, and return its result."""
+    with forked_ranks() if options.get("num_processes", 1) > 1 else nullcontext():
         return train(tiny_run(changes), output=output, **options)
 
 
