@@ -76,6 +76,46 @@ def test_every_dtype_and_shape_arrives_as_it_was(ends: Callable[..., tuple[Link,
     link.wait_until_sent()
 
 
+def forward_to(sender: MakerEnd, name: str) -> MakerEnd:
+    """Link another maker to one that forwards to it."""
+    store = served_store(HERE, timeout=timedelta(seconds=PATIENCE_SECONDS))
+    offer = LinkOffer(HERE, store.port, f"to {name}", "cpu", timeout_seconds=PATIENCE_SECONDS)
+    receiver = MakerEnd()
+    sender.join_as_sender(name, offer, HERE, CPU)
+    receiver.join(offer, HERE, CPU)
+    return receiver
+
+
+def test_makers_forward_a_chunk(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
+    link, first = ends()
+    second = forward_to(first, "second")
+    third = forward_to(second, "third")
+    for index in range(0, 6 * len(SHARD), len(SHARD)):  # more chunks than may be under way
+        link.send(copy_to(SHARD, CPU), index)
+        assert same(first.receive(DirectChunk.of(SHARD, index, (("second", index),))), SHARD)
+        assert same(second.receive(DirectChunk.of(SHARD, index, (("third", index),))), SHARD)
+        assert same(third.receive(DirectChunk.of(SHARD, index)), SHARD)
+    for maker in (first, second, third):
+        maker.wait_until_forwarded()
+
+
+def test_a_maker_that_lost_its_link_does_not_let_its_receivers_wait(
+    ends: Callable[..., tuple[Link, MakerEnd]],
+) -> None:
+    link, first = ends()
+    second = forward_to(first, "second")
+    third = forward_to(second, "third")
+    second._link = None
+    with pytest.raises(LinkError, match="this maker is not linked"):
+        second.receive(DirectChunk.of(SHARD, 0, (("third", 0),)))
+    with pytest.raises(LinkError, match="the link broke"):
+        third.receive(DirectChunk.of(SHARD, 0))
+    link.send(copy_to(SHARD, CPU), 0)
+    assert same(first.receive(DirectChunk.of(SHARD, 0, (("second", 0),))), SHARD)
+    first.wait_until_forwarded()
+    assert not first._next, "the broken link is closed"
+
+
 def test_a_shard_may_change_as_soon_as_it_is_copied() -> None:
     shard = {"weight": torch.ones(10)}
     copies = copy_to(shard, CPU)
