@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import RlhfError, first_line
@@ -231,7 +232,7 @@ class MakerEnd:
         for name in self._next.keys() - first:
             self._drop_next(name)  # the trainer has placed it elsewhere
         for name in first:
-            self._with_next(name, lambda to, name=name: to.send(tensors, first[name]))  # type: ignore[misc]
+            self._with_next(name, partial(Link.send, shard=tensors, first=first[name]))
         return tensors
 
     def wait_until_forwarded(self) -> None:
