@@ -60,13 +60,19 @@ class Maker:
     def join_link(self, offer: LinkOffer) -> None:
         if self.fault == "dies when asked":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "cannot link":
+        if self.fault in ("cannot link", "cannot link once"):
+            self.fault = self.fault if self.fault == "cannot link" else ""
             raise LinkError("no route to the trainer", where="direct weight sync")
         self.links += 1
         self.end.join(offer, node_address(), torch.device("cpu"))
 
     def join_link_as_sender(self, receiver: str, offer: LinkOffer) -> None:
         self.end.join_as_sender(receiver, offer, node_address(), torch.device("cpu"))
+
+    def get_policy_version(self) -> int:
+        if self.fault == "dies as sender":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
 
     def update_experience_maker(self, **call: Any) -> None:
         if call.get("chunk_end"):
@@ -171,6 +177,17 @@ def test_makers_behind_a_broken_link_get_the_version_from_the_store(run: Run, fa
         ways, _, arrived = told(maker)
         assert has_all(sync, arrived) and set(ways) == {BY_LINK}, name
     assert sync.metrics()["sync/fallbacks"] == 0
+
+
+def test_a_maker_whose_sender_died_while_they_were_linked_is_linked_for_the_next_version(run: Run) -> None:
+    """`b` answers that it will send to `d`, and dies."""
+    sync, makers = run(a="", b="dies as sender", c="", d="cannot link once")
+    for version, way in enumerate((BY_STORE, BY_LINK)):
+        sync.publish(version)
+        ways, _, arrived = told(makers["d"])
+        assert has_all(sync, arrived) and set(ways) == {way}
+        assert set(told(makers["c"])[0]) == {BY_LINK}
+        assert sync.metrics()["sync/makers"] == 3
 
 
 def test_a_maker_that_dies_in_the_middle_breaks_nobody_elses_link(run: Run, caplog: pytest.LogCaptureFixture) -> None:

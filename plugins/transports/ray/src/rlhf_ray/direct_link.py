@@ -269,7 +269,7 @@ def form_in_background(form: Callable[[], Link]) -> Future[Link]:
     def run() -> None:
         try:
             formed.set_result(form())
-        except LinkError as error:
+        except Exception as error:  # raised where the link is used
             formed.set_exception(error)
 
     threading.Thread(target=run, name="link", daemon=True).start()

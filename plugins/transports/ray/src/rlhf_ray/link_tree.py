@@ -148,13 +148,20 @@ class LinkTree:
 
     def _form_between(self, sender: str, receiver: str, makers: Mapping[str, Any], offer: LinkOffer) -> None:
         """Form a link between two makers. The sender answers at once, and the receiver when the link is formed."""
-        sending = makers[sender].join_link_as_sender.remote(receiver, offer)
+        self._ask_sender(sender, makers[sender].join_link_as_sender.remote(receiver, offer))
         try:
-            collect([(sender, sending)], timeout_seconds=offer.timeout_seconds, doing=_FORMING)
-        except ActorLostError:
-            self.drop(sender)
+            self._collect_receiver(receiver, makers[receiver], offer)
+        except LinkError:
+            self._ask_sender(sender, makers[sender].get_policy_version.remote())  # it may have died meanwhile
             raise
-        self._collect_receiver(receiver, makers[receiver], offer)
+
+    def _ask_sender(self, name: str, call: Any) -> None:
+        """Wait for a sender's answer. If the sender was lost, its receivers are linked again by the next `open`."""
+        try:
+            collect([(name, call)], timeout_seconds=self._timeout_seconds, doing=_FORMING)
+        except ActorLostError:
+            self.drop(name)
+            raise
 
     def _form(self, name: str, maker: Any, offer: LinkOffer, address: str) -> Link:
         """Form the link from this process to the first maker."""
