@@ -269,7 +269,7 @@ def form_in_background(form: Callable[[], Link]) -> Future[Link]:
     def run() -> None:
         try:
             formed.set_result(form())
-        except Exception as error:  # raised where the link is used
+        except Exception as error:  # its user raises it
             formed.set_exception(error)
 
     threading.Thread(target=run, name="link", daemon=True).start()
