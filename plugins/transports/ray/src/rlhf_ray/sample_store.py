@@ -242,7 +242,7 @@ def _store(groups: Sequence[Sequence[bytes]]) -> Iterator[RowLocation]:
 def _row(stored: tuple[np.ndarray[Any, Any], Sequence[int]], index: int) -> memoryview:
     """The bytes of one row of an object of `_store`, in shared memory."""
     body, ends = stored
-    return memoryview(body)[ends[index] : ends[index + 1]]
+    return body.data[ends[index] : ends[index + 1]]
 
 
 def _pack(value: BufferItem | Rollout) -> bytes:
