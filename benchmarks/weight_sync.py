@@ -1,17 +1,19 @@
 """Weight sync of the transport `ray` compared with copying the same bytes once: full, chunked, direct and LoRA.
 
-    python benchmarks/weight_sync.py [--megabytes 10 100 500] [--makers 1] [--repeats 5]
+    python benchmarks/weight_sync.py [--megabytes 10 100 500] [--makers 1 4 16] [--repeats 5]
 
 One process publishes a model of this many MB through the run's own coordinator to actors. They store it in addition to
 their live weights, check names, shapes and checksum, and swap it in. `copy` is `Tensor.copy_` of the model into
-another, in one process. Every process uses one thread, like two actors that share two cores. Times are medians, printed
-as ratios to `copy`. `direct` uses gloo, here over the loopback interface. `lora` sends a hundredth of the bytes, and is
-compared with copying everything.
+another, in as many processes at once as there are makers: on one machine, makers share its cores and its memory. Every
+process uses one thread, like two actors that share two cores. Times are medians, printed as ratios to `copy`, with the
+sender's processor time, which many makers must not change. `direct` uses gloo, here over the loopback interface. `lora`
+sends a hundredth of the bytes, and is compared with copying everything.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +64,9 @@ class Receiver:
     def join_link(self, offer: LinkOffer) -> None:
         self._link.join(offer, node_address(), torch.device("cpu"))
 
+    def join_link_as_sender(self, receiver: str, offer: LinkOffer) -> None:
+        self._link.join_as_sender(receiver, offer, node_address(), torch.device("cpu"))
+
     def update_experience_maker(
         self,
         *,
@@ -80,6 +85,7 @@ class Receiver:
             arrived = self._link.receive(chunk) if isinstance(chunk, DirectChunk) else unpack(chunk)
             self._weights.stage(version, "policy", arrived, sender=sender)
         if checksums is not None:
+            self._link.wait_until_forwarded()
             self._weights.commit(version, checksums, sender=sender)
 
     def wait_for(self, version: int) -> None:
@@ -104,21 +110,34 @@ class OneProcess:
         action()
 
 
-def time_copy(megabytes: int, repeats: int) -> float:
-    source, target = make_model(megabytes), make_model(megabytes)
+class Copier:
+    """A process that copies a model."""
 
-    def copy() -> None:
+    def __init__(self, megabytes: int) -> None:
+        torch.set_num_threads(1)
+        self._source, self._target = make_model(megabytes), make_model(megabytes)
+
+    def copy(self) -> None:
         with torch.no_grad():
-            for a, b in zip(target.parameters(), source.parameters(), strict=True):
+            for a, b in zip(self._target.parameters(), self._source.parameters(), strict=True):
                 a.copy_(b)
 
-    return median(copy, repeats)
+
+def time_copy(megabytes: int, makers: int, repeats: int) -> float:
+    """Seconds until this process, or each of many processes at once, has copied the model."""
+    if makers == 1:
+        return median(Copier(megabytes).copy, repeats)[0]
+    actors = [ray.remote(Copier).options(num_cpus=0).remote(megabytes) for _ in range(makers)]
+    seconds, _ = median(lambda: ray.get([actor.copy.remote() for actor in actors], timeout=120), repeats)
+    for actor in actors:
+        ray.kill(actor)
+    return seconds
 
 
 def time_sync(
     mode: Literal["full", "chunked", "direct", "adapter"], megabytes: int, makers: int, repeats: int
-) -> tuple[float, float]:
-    """Seconds from a publish until every maker generates with it, and bytes sent."""
+) -> tuple[float, float, float]:
+    """Seconds from a publish until every maker generates with it, the sender's processor seconds, and bytes sent."""
     settings = RayConfig(prompts_per_lease=1, max_staleness=0, lease_seconds=600, heartbeat_seconds=600)
     coordinator: Any = (
         ray.remote(Coordinator)
@@ -141,41 +160,45 @@ def time_sync(
         sync.publish(version)
         ray.get([actor.wait_for.remote(version) for actor in actors], timeout=120)
 
-    seconds = median(publish, repeats)
+    seconds, processor_seconds = median(publish, repeats)
     assert not sync.metrics().get("sync/fallbacks"), "some of it went through the object store"
     for actor in [*actors, coordinator]:
         ray.kill(actor)
-    return seconds, sync.metrics()["sync/bytes"]
+    return seconds, processor_seconds, sync.metrics()["sync/bytes"]
 
 
-def median(action: Callable[[], None], repeats: int) -> float:
-    """Median seconds of `repeats` calls, after warm-up, since shared memory is slow when first written."""
-    times = []
+def median(action: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Median seconds, and processor seconds of this process, of `repeats` calls.
+
+    Earlier calls are warm-up, since shared memory is slow when first written.
+    """
+    times, busy = [], []
     for _ in range(_WARM_UP + repeats):
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         action()
         times.append(time.perf_counter() - started)
-    return statistics.median(times[_WARM_UP:])
+        busy.append(time.process_time() - used)
+    return statistics.median(times[_WARM_UP:]), statistics.median(busy[_WARM_UP:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 500])
-    parser.add_argument("--makers", type=int, default=1)
+    parser.add_argument("--makers", type=int, nargs="+", default=[1])
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("| MB | copy, ms | full | chunked | direct | lora | bytes full / lora |\n|---|---|---|---|---|---|---|")
+    modes: tuple[Literal["full", "chunked", "direct", "adapter"], ...] = ("full", "chunked", "direct", "adapter")
+    print("| MB | makers | copy, ms | full | chunked | direct | lora | sender, ms: full / direct | bytes full / lora |")
+    print("|---|---|---|---|---|---|---|---|---|")
     with connect(RayConfig()):
-        for megabytes in arguments.megabytes:
-            copy = time_copy(megabytes, arguments.repeats)
-            row = {
-                mode: time_sync(mode, megabytes, arguments.makers, arguments.repeats)
-                for mode in ("full", "chunked", "direct", "adapter")
-            }
-            ratios = " | ".join(f"{seconds / copy:.1f} x" for seconds, _ in row.values())
-            sent = f"{row['full'][1]:,.0f} / {row['adapter'][1]:,.0f}"
-            print(f"| {megabytes} | {copy * 1000:.1f} | {ratios} | {sent} |", flush=True)
+        for megabytes, makers in itertools.product(arguments.megabytes, arguments.makers):
+            copy = time_copy(megabytes, makers, arguments.repeats)
+            row = {mode: time_sync(mode, megabytes, makers, arguments.repeats) for mode in modes}
+            ratios = " | ".join(f"{seconds / copy:.1f} x" for seconds, _, _ in row.values())
+            busy = f"{row['full'][1] * 1000:.0f} / {row['direct'][1] * 1000:.0f}"
+            sent = f"{row['full'][2]:,.0f} / {row['adapter'][2]:,.0f}"
+            print(f"| {megabytes} | {makers} | {copy * 1000:.1f} | {ratios} | {busy} | {sent} |", flush=True)
 
 
 if __name__ == "__main__":

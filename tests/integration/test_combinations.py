@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from generation_server import generation_server
+from quick_ranks import quick_vllm
 from quick_ray import quick_workers
 from run_files import metrics, samples, start
 from safetensors.torch import load_file
@@ -115,7 +116,7 @@ def place(ray_worker_source: None, served_model: Path) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
         patch.syspath_prepend(str(STAND_IN))
-        with generation_server("vllm", served_model) as server, quick_workers(), connect(RayConfig()):
+        with generation_server("vllm", served_model) as server, quick_vllm(), quick_workers(), connect(RayConfig()):
             patch.setenv(SERVER, server.url)
             yield
     torch.set_num_threads(before)

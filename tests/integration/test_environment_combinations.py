@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from environment_runs import GAMES
+from quick_ranks import quick_vllm
 from run_files import metrics, samples, start
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -62,7 +63,8 @@ def test_it_trains(
         "rewards": None,
         "train": {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4},
     }
-    run = start(changes, tmp_path / "run").run_folder
+    with quick_vllm():
+        run = start(changes, tmp_path / "run").run_folder
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
     for line in metrics(run):
         assert line["policy/grad_norm"] > 0

@@ -1,7 +1,7 @@
-"""Forks the processes of `--num-processes` from their launcher, which is seconds faster than starting them.
+"""Forks the processes of `--num-processes` and of the engine vllm from the process that starts them, seconds faster.
 
-Like a process started by a launch, each is a child of the launcher with its own session and environment, and without
-the launcher's open files.
+Like a process that is started, each is a child with its own session and environment, and without the open files of its
+parent.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _POLL_SECONDS = 0.02
 
 
-class ForkedRank:
-    """The part of `Popen` that a launch uses."""
+class ForkedProcess:
+    """The part of `Popen` that a launch and a `ChildProcess` use."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, main: Callable[[], int], environment: Mapping[str, str], *, keep: int = -1) -> None:
+        """Fork a process that runs `main`, with one open file: `keep`."""
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            _work(arguments, environment)
+            _work(main, environment, keep)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -56,16 +57,55 @@ def quick_ranks() -> Iterator[None]:
     """Context in which `--num-processes` of this process forks its ranks."""
     from rlhf_strategies import ranks
 
+    def start(arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+        def main() -> int:
+            sys.argv = list(arguments[-2:])
+            from rlhf_strategies.launched import _main
+
+            return _main(arguments[-1])
+
+        return ForkedProcess(main, environment)
+
     before = ranks._start_process
-    ranks._start_process = ForkedRank  # type: ignore[assignment]
+    ranks._start_process = start  # type: ignore[assignment]
     try:
         yield
     finally:
         ranks._start_process = before
 
 
-def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run the rank like `python -m rlhf_strategies.launched REQUEST`, without a new interpreter."""
+@contextmanager
+def quick_vllm() -> Iterator[None]:
+    """Context in which this process forks the processes of its engines `vllm`."""
+    from rlhf_containment.processes import child
+
+    plain = child._start_and_wait
+
+    def start_and_wait(
+        command: list[str], descriptor: int, output: Any, environment: dict[str, str], started: Any, ended: Any
+    ) -> None:
+        if command[2] != "rlhf_vllm.serve":
+            plain(command, descriptor, output, environment, started, ended)
+            return
+
+        def main() -> int:
+            from rlhf_vllm.serve import main as serve
+
+            serve(descriptor)
+            return 0
+
+        started.set_result(ForkedProcess(main, os.environ | environment, keep=descriptor))
+        ended.wait()
+
+    child._start_and_wait = start_and_wait
+    try:
+        yield
+    finally:
+        child._start_and_wait = plain
+
+
+def _work(main: Callable[[], int], environment: Mapping[str, str], keep: int) -> NoReturn:
+    """Run `main` like the module of a new interpreter."""
     code = 1
     try:
         gc.freeze()  # the launcher's objects are never finalized here
@@ -79,13 +119,11 @@ def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         log = logging.getLogger("rlhf")
         log.handlers = []
         log.setLevel(logging.NOTSET)
-        os.closerange(3, 4096)
+        os.closerange(3, max(keep, 3))
+        os.closerange(max(keep + 1, 3), 4096)
         os.environ.clear()
         os.environ.update(environment)
-        sys.argv = list(arguments[-2:])
-        from rlhf_strategies.launched import _main
-
-        code = _main(arguments[-1])
+        code = main()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

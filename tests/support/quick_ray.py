@@ -24,19 +24,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from running import fsync_of_pipes
+from running import PARTS_OF_RUNS, fsync_of_pipes
 
 ADDRESS = "RLHF_TEST_RAY_WORKERS"
 """Environment variable with the socket at which stubs request a worker."""
 _STUB = str(Path(__file__).with_name("ray_worker_stub.py"))
-_PRELOAD = (
-    "peft",
-    "transformers.generation.utils",
-    "transformers.models.llama.modeling_llama",
-    "rlhf_seed",
-    "rlhf_core.training.session",
-    "rlhf_strategies.torch_ddp",
-)
+_PRELOAD = ("transformers.generation.utils", "rlhf_seed", *PARTS_OF_RUNS)
 """Without Ray itself, whose C++ part reads the environment when it is imported."""
 TAKEN = b"+"
 """Byte sent to a stub once its worker is forked. Without it, the stub becomes the worker."""

@@ -69,10 +69,51 @@ def ends() -> Iterator[Callable[..., tuple[Link, MakerEnd]]]:
 
 def test_every_dtype_and_shape_arrives_as_it_was(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
     link, maker = ends()
-    for _ in range(6):  # more than may be under way
-        chunk = link.send(copy_to(SHARD, CPU))
+    for index in range(6):  # more than may be under way
+        chunk = DirectChunk.of(SHARD, index * len(SHARD))
+        link.send(copy_to(SHARD, CPU), chunk.first)
         assert same(maker.receive(chunk), SHARD)
     link.wait_until_sent()
+
+
+def forward_to(sender: MakerEnd, name: str) -> MakerEnd:
+    """Link another maker to one that forwards to it."""
+    store = served_store(HERE, timeout=timedelta(seconds=PATIENCE_SECONDS))
+    offer = LinkOffer(HERE, store.port, f"to {name}", "cpu", timeout_seconds=PATIENCE_SECONDS)
+    receiver = MakerEnd()
+    sender.join_as_sender(name, offer, HERE, CPU)
+    receiver.join(offer, HERE, CPU)
+    return receiver
+
+
+def test_makers_forward_a_chunk(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
+    link, first = ends()
+    second = forward_to(first, "second")
+    third = forward_to(second, "third")
+    for index in range(0, 6 * len(SHARD), len(SHARD)):  # more chunks than may be under way
+        link.send(copy_to(SHARD, CPU), index)
+        assert same(first.receive(DirectChunk.of(SHARD, index, (("second", index),))), SHARD)
+        assert same(second.receive(DirectChunk.of(SHARD, index, (("third", index),))), SHARD)
+        assert same(third.receive(DirectChunk.of(SHARD, index)), SHARD)
+    for maker in (first, second, third):
+        maker.wait_until_forwarded()
+
+
+def test_a_maker_that_lost_its_link_does_not_let_its_receivers_wait(
+    ends: Callable[..., tuple[Link, MakerEnd]],
+) -> None:
+    link, first = ends()
+    second = forward_to(first, "second")
+    third = forward_to(second, "third")
+    second._link = None
+    with pytest.raises(LinkError, match="this maker is not linked"):
+        second.receive(DirectChunk.of(SHARD, 0, (("third", 0),)))
+    with pytest.raises(LinkError, match="the link broke"):
+        third.receive(DirectChunk.of(SHARD, 0))
+    link.send(copy_to(SHARD, CPU), 0)
+    assert same(first.receive(DirectChunk.of(SHARD, 0, (("second", 0),))), SHARD)
+    first.wait_until_forwarded()
+    assert not first._next, "the broken link is closed"
 
 
 def test_a_shard_may_change_as_soon_as_it_is_copied() -> None:
@@ -96,8 +137,8 @@ def test_a_maker_that_is_gone_is_an_error_at_the_trainer(ends: Callable[..., tup
     link, maker = ends()
     maker._link = None
     with pytest.raises(LinkError, match="the link broke"):
-        for _ in range(3):
-            link.send(copy_to({"weight": torch.ones(1_000_000)}, CPU))
+        for index in range(3):
+            link.send(copy_to({"weight": torch.ones(1_000_000)}, CPU), index)
             link.wait_until_sent()
 
 
@@ -106,7 +147,7 @@ def test_an_end_that_does_nothing_is_waited_for_so_long(side: str, ends: Callabl
     link, maker = ends(0.05)
     with pytest.raises(LinkError, match=r"Timed out waiting 50ms"):
         if side == "sends":
-            link.send(copy_to({"weight": torch.ones(10_000_000)}, CPU))
+            link.send(copy_to({"weight": torch.ones(10_000_000)}, CPU), 0)
             link.wait_until_sent()
         else:
             maker.receive(DirectChunk.of(SHARD, 0))

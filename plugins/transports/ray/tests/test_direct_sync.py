@@ -21,7 +21,7 @@ from rlhf_core.strategy import TrainedModel
 from rlhf_ray.calls import node_address
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator
-from rlhf_ray.direct_link import DirectChunk, LinkError, LinkOffer, MakerEnd
+from rlhf_ray.direct_link import DirectChunk, Link, LinkError, LinkOffer, MakerEnd
 from rlhf_ray.ray_sync import RunSync
 from rlhf_ray.wire import unpack
 from rlhf_strategies import state_dict_shards_of
@@ -60,12 +60,23 @@ class Maker:
     def join_link(self, offer: LinkOffer) -> None:
         if self.fault == "dies when asked":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "cannot link":
+        if self.fault in ("cannot link", "cannot link once"):
+            self.fault = self.fault if self.fault == "cannot link" else ""
             raise LinkError("no route to the trainer", where="direct weight sync")
         self.links += 1
         self.end.join(offer, node_address(), torch.device("cpu"))
 
+    def join_link_as_sender(self, receiver: str, offer: LinkOffer) -> None:
+        self.end.join_as_sender(receiver, offer, node_address(), torch.device("cpu"))
+
+    def get_policy_version(self) -> int:
+        if self.fault == "dies as sender":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
     def update_experience_maker(self, **call: Any) -> None:
+        if call.get("chunk_end"):
+            self.end.wait_until_forwarded()
         if call.get("chunk_start"):
             self.ways, self.arrived = [], {}
         chunk = call.get("new_actor_state_dict")
@@ -134,6 +145,49 @@ def test_every_chunk_comes_over_the_link_which_stays(run: Run) -> None:
             ways, links, arrived = told(maker)
             assert has_all(sync, arrived) and set(ways) == {BY_LINK} and links == 1
     assert (sync.metrics()["sync/makers"], sync.metrics()["sync/fallbacks"]) == (2, 0)
+
+
+def test_the_trainer_sends_once_and_makers_forward(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    send = Link.send
+    monkeypatch.setattr(Link, "send", lambda link, shard, first: sent.append(first) or send(link, shard, first))
+    sync, makers = run(**dict.fromkeys("abcdef", ""))
+    for version in (0, 1):
+        sync.publish(version)
+        for maker in makers.values():
+            ways, links, arrived = told(maker)
+            assert has_all(sync, arrived) and set(ways) == {BY_LINK} and links == 1
+    assert sync.report is not None and len(sent) == 2 * sync.report.num_chunks
+
+
+@pytest.mark.parametrize("fault", ["dies", "hangs up"])
+def test_makers_behind_a_broken_link_get_the_version_from_the_store(run: Run, fault: str) -> None:
+    """`a` forwards to `b` and `c`, `b` to `d` and `e`."""
+    sync, makers = run(a="", b=fault, c="", d="", e="")
+    sync.publish(0)
+    left = {name: maker for name, maker in makers.items() if fault != "dies" or name != "b"}
+    for name, maker in left.items():
+        ways, _, arrived = told(maker)
+        assert has_all(sync, arrived), name
+        assert (BY_STORE in ways) == (name in "bde"), name
+    assert sync.metrics()["sync/makers"] == len(left)
+    assert sync.metrics()["sync/fallbacks"] == len(left.keys() & set("bde"))
+    sync.publish(1)
+    for name, maker in left.items():
+        ways, _, arrived = told(maker)
+        assert has_all(sync, arrived) and set(ways) == {BY_LINK}, name
+    assert sync.metrics()["sync/fallbacks"] == 0
+
+
+def test_a_maker_whose_sender_died_while_they_were_linked_is_linked_for_the_next_version(run: Run) -> None:
+    """`b` answers that it will send to `d`, and dies."""
+    sync, makers = run(a="", b="dies as sender", c="", d="cannot link once")
+    for version, way in enumerate((BY_STORE, BY_LINK)):
+        sync.publish(version)
+        ways, _, arrived = told(makers["d"])
+        assert has_all(sync, arrived) and set(ways) == {way}
+        assert set(told(makers["c"])[0]) == {BY_LINK}
+        assert sync.metrics()["sync/makers"] == 3
 
 
 def test_a_maker_that_dies_in_the_middle_breaks_nobody_elses_link(run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -61,7 +61,7 @@ class RayConfig(TransportConfig):
     sync: Literal["full", "chunked", "adapter", "direct"] = Field(
         "full",
         description="Content and path of a weight sync. Through the object store: full (all weights at once), chunked "
-        "(all, in chunks) or adapter (only LoRA weights). direct: all, in chunks, over a link to each maker.",
+        "(all, in chunks) or adapter (only LoRA weights). direct: all, in chunks, over links along a tree of makers.",
     )
     weights: Literal["between-batches", "in-flight"] = Field(
         "between-batches",

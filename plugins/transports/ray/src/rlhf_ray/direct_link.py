@@ -1,9 +1,10 @@
-"""A direct link: a process group of one trainer and one maker that transfers the bytes of weights.
+"""A direct link: a process group of two processes that transfers the bytes of weights.
 
-Groups are pairs instead of one group of all, so that a maker that dies breaks only its own link, and one that starts
-later does not affect the others. torch's default group, which a trainer may need for its strategy, is not used. Ray's
-direct transport is not used either: its gloo and NCCL groups are created and called without deadlines, an actor may be
-in only one group, and a failed transfer cannot be aborted.
+A link leads from the trainer to a maker, or from a maker to another one, to which it forwards the weights
+(`link_tree.py`). Groups are pairs instead of one group of all, so that a maker that dies breaks only its own links, and
+one that starts later does not affect the others. torch's default group, which a trainer may need for its strategy, is
+not used. Ray's direct transport is not used either: its gloo and NCCL groups are created and called without deadlines,
+an actor may be in only one group, and a failed transfer cannot be aborted.
 
 Received data is never unpickled: a link carries bytes, whose dtype and shape come with Ray's authenticated call. The
 group's store and gloo's sockets listen on the address that Ray uses for the node. Keys in the store have a random
@@ -12,12 +13,16 @@ prefix.
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import RlhfError, first_line
@@ -27,11 +32,15 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+logger = logging.getLogger(__name__)
+
 WHERE = "direct weight sync"
 SENDER, RECEIVER = 0, 1
 """Ranks of a link."""
 _MAX_PENDING_CHUNKS = 4
 _POLL_SECONDS = 0.001
+_FORMED_SECONDS = 10.0
+"""Maximum wait for the sender's end of a link whose receiver has reported that it is formed."""
 
 
 class LinkError(RlhfError):
@@ -40,7 +49,7 @@ class LinkError(RlhfError):
 
 @dataclass(frozen=True, slots=True)
 class LinkOffer:
-    """Address and key that a maker needs to form its end of a new link."""
+    """Address and key that two processes need to form the ends of a new link."""
 
     host: str
     port: int
@@ -60,12 +69,14 @@ class DirectChunk:
     """Index of the first tensor among all tensors of this link, from 0."""
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     """Name, torch's name of the dtype, and shape of each tensor."""
+    forward: tuple[tuple[str, int], ...] = ()
+    """Makers to which the receiver forwards the tensors, and the index of the first one on the link to each."""
 
     @classmethod
-    def of(cls, shard: Mapping[str, Tensor], first: int) -> DirectChunk:
+    def of(cls, shard: Mapping[str, Tensor], first: int, forward: tuple[tuple[str, int], ...] = ()) -> DirectChunk:
         """Describe a shard whose first tensor has index `first`."""
         rows = ((name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in shard.items())
-        return cls(first, tuple(rows))
+        return cls(first, tuple(rows), forward)
 
     def empty(self, device: torch.device) -> dict[str, Tensor]:
         """Allocate the tensors to receive. Raises `LinkError` if a dtype or shape is invalid."""
@@ -103,35 +114,29 @@ class Link:
         self._group = group
         self._backend = backend
         self._timeout_seconds = timeout_seconds
-        self._num_sent = 0
         self._sending: deque[list[tuple[Any, Tensor]]] = deque()
 
-    def send(self, shard: Mapping[str, Tensor]) -> DirectChunk:
+    def send(self, shard: Mapping[str, Tensor], first: int) -> None:
         """Start to send a shard, a copy from `copy_to`, once few other chunks are pending.
 
         Args:
             shard: Tensors by name, on the device of the link. They must not change until they are sent.
-
-        Returns:
-            The argument that the other end must pass to `receive`.
+            first: Number of tensors sent over this link before. The other end must pass it to `receive`.
 
         Raises:
             LinkError: The link broke, or a previous chunk was not sent in time.
         """
         while len(self._sending) >= _MAX_PENDING_CHUNKS:
             self._wait_for_oldest()
-        chunk = DirectChunk.of(shard, self._num_sent)
-        self._num_sent += len(shard)
         try:
             self._sending.append(
                 [
                     (self._group.send(_bits(tensor), RECEIVER, number), tensor)
-                    for number, tensor in enumerate(shard.values(), chunk.first)
+                    for number, tensor in enumerate(shard.values(), first)
                 ]
             )
         except RuntimeError as error:
             raise self._broken(error) from None
-        return chunk
 
     def wait_until_sent(self) -> None:
         """Wait until every chunk has been sent. Raises `LinkError` if the link broke or the wait timed out."""
@@ -182,30 +187,93 @@ class Link:
 
 
 class MakerEnd:
-    """A maker's end of the link to its trainer."""
+    """A maker's ends of its links: from the trainer or another maker, and to those that receive from this maker."""
 
     def __init__(self) -> None:
         self._link: Link | None = None
+        self._next: dict[str, Future[Link]] = {}
 
     def join(self, offer: LinkOffer, address: str, device: torch.device) -> None:
-        """Form a link, which replaces the previous one. Raises `LinkError` if that fails.
+        """Form the link over which this maker receives, which replaces the previous one, and close all others.
 
         Args:
             offer: Offer of the trainer.
             address: Address of this node.
             device: Device of the maker's model.
+
+        Raises:
+            LinkError: The link could not be formed in time.
         """
-        self._link = None
-        self._link = join_link(offer, address, device)
+        self._close()
+        self._link = join_link(offer, address, device, RECEIVER)
+
+    def join_as_sender(self, receiver: str, offer: LinkOffer, address: str, device: torch.device) -> None:
+        """Start to form the link to another maker, which replaces a previous one to it, and return at once.
+
+        So this maker does not wait for a receiver that died.
+        """
+        self._next[receiver] = form_in_background(lambda: join_link(offer, address, device, SENDER))
 
     def receive(self, chunk: DirectChunk) -> dict[str, Tensor]:
-        """Receive the tensors of a chunk. A `LinkError` also removes the link."""
+        """Receive the tensors of a chunk and forward them. A `LinkError` also closes all links of this maker.
+
+        A receiver whose link is broken notices that itself, and gets the chunk through the object store.
+        """
         link, self._link = self._link, None
-        if link is None:
-            raise LinkError("this maker is not linked to a trainer", where=WHERE)
-        tensors = link.receive(chunk)
+        try:
+            if link is None:
+                raise LinkError("this maker is not linked to a sender", where=WHERE)
+            tensors = link.receive(chunk)
+        except LinkError:
+            self._close()
+            raise
         self._link = link
+        first = dict(chunk.forward)
+        for name in self._next.keys() - first:
+            self._drop_next(name)  # the trainer has placed it elsewhere
+        for name in first:
+            self._with_next(name, partial(Link.send, shard=tensors, first=first[name]))
         return tensors
+
+    def wait_until_forwarded(self) -> None:
+        """Wait until everything was forwarded, after which the tensors may change."""
+        for name in list(self._next):
+            self._with_next(name, Link.wait_until_sent)
+
+    def _with_next(self, name: str, action: Callable[[Link], None]) -> None:
+        """Use the link to another maker. If that fails, close it, so that its receiver does not wait."""
+        if (forming := self._next.get(name)) is None:
+            return
+        try:
+            action(forming.result(_FORMED_SECONDS))
+        except (LinkError, TimeoutError) as error:
+            logger.warning("weights are not forwarded to %s: %s", name, error or "its link is not formed")
+            self._drop_next(name)
+
+    def _drop_next(self, name: str) -> None:
+        forming = self._next.pop(name)
+        if forming.done() and forming.exception() is None:
+            forming.result().close()
+
+    def _close(self) -> None:
+        """Close all links. Their receivers get an error at once."""
+        self._link = None
+        for name in list(self._next):
+            self._drop_next(name)
+
+
+def form_in_background(form: Callable[[], Link]) -> Future[Link]:
+    """Form a link on a separate thread, since torch's wait for the other end cannot be canceled."""
+    formed: Future[Link] = Future()
+
+    def run() -> None:
+        try:
+            formed.set_result(form())
+        except Exception as error:  # its user raises it
+            formed.set_exception(error)
+
+    threading.Thread(target=run, name="link", daemon=True).start()
+    return formed
 
 
 def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
@@ -236,8 +304,8 @@ def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
     return Link(group, backend, device, offer.timeout_seconds)
 
 
-def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
-    """Form the maker's end of an offered link, for a model on `device`. Raises `LinkError` if that fails."""
+def join_link(offer: LinkOffer, address: str, device: torch.device, rank: int) -> Link:
+    """Form a maker's end of an offered link, for a model on `device`. Raises `LinkError` if that fails."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if device.type != offer.device:
@@ -248,7 +316,7 @@ def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
     except RuntimeError as error:
         problem = f"no trainer answers at {offer.host}:{offer.port}: {first_line(error)}"
         raise LinkError(problem, where=WHERE) from None
-    return form_link(store, RECEIVER, offer, address)
+    return form_link(store, rank, offer, address)
 
 
 def _gloo_group(store: Store, rank: int, address: str, timeout: timedelta, device: torch.device) -> Any:

@@ -222,6 +222,7 @@ class ExperienceMakerHolder:
                 arrived = self._link.receive(chunk) if isinstance(chunk, DirectChunk) else unpack(chunk)
                 weights.stage(version, role, arrived, sender=sender, scales=scales)
         if chunk_end or is_whole:
+            self._link.wait_until_forwarded()
             self._unnumbered.pop(sender, None)
             weights.commit(version, checksums, sender=sender)
             if fully_update:
@@ -231,6 +232,11 @@ class ExperienceMakerHolder:
     def join_link(self, offer: LinkOffer) -> None:
         """Form this maker's end of a direct link, over which a trainer sends chunks."""
         self._link.join(offer, node_address(), self._worker.device)
+
+    @ray.method(concurrency_group="model_io")
+    def join_link_as_sender(self, receiver: str, offer: LinkOffer) -> None:
+        """Form this maker's end of a link to the maker `receiver`, to which it forwards chunks."""
+        self._link.join_as_sender(receiver, offer, node_address(), self._worker.device)
 
     @ray.method(concurrency_group="model_io")
     def get_policy_version(self) -> int:

@@ -1,7 +1,8 @@
 """Sender of a weight sync, which sends every shard to all makers.
 
-It puts a shard into the object store once and sends its reference to all makers, or sends it over a link to each
-(`sending.py`). Makers receive the parts through `update_experience_maker`, both in a run and when used directly.
+It puts a shard into the object store once and sends its reference to all makers, or sends it once over links, along
+which makers forward it (`sending.py`). Makers receive the parts through `update_experience_maker`, both in a run and
+when used directly.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from rlhf_strategies import group_into_shards
 from .calls import NamedActors, ask
 from .checksum import Checksum
 from .config import RayConfig
-from .sending import Broadcast, Links
+from .link_tree import LinkTree
+from .sending import Broadcast
 from .wire import lora_scales
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class MakerSync:
     """Maximum wait for the makers to take one part of a version."""
     report: SyncReport | None = None
     """Report of the last version."""
-    _links: Links | None = None
+    _links: LinkTree | None = None
 
     def __post_init__(self) -> None:
         self._trained = {role: self.trained[role] for role in ("policy", "critic") if role in self.trained}
@@ -158,7 +160,7 @@ class RunSync(MakerSync):
         self._max_shard_bytes = config.max_shard_bytes if config.sync in ("chunked", "direct") else _EVERYTHING
         if config.sync == "direct" and strategy.is_main:
             # Half of the time, so that the object store can be used after a link failed.
-            self._links = Links(strategy.device, timeout_seconds=timeout / 2)
+            self._links = LinkTree(strategy.device, timeout_seconds=timeout / 2)
 
     def publish(self, version: int) -> None:
         """Send `version` to all makers and release the prompts that wait for it. Raises the errors of `send`."""
