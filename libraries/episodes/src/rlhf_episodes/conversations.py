@@ -53,11 +53,9 @@ class Conversations:
 
     async def answer(self, call: Call) -> Answer:
         episode = self._episode
-        if episode.is_over:
-            raise CallRefused(*_EPISODE_OVER)
-        if episode.remaining_turns < 1:
-            raise self._limit_error("turns_used_up", f"no turn is left of {episode.rules.options.max_turns}")
+        self._check_turns()
         options = await episode.rules.structures.options(call, episode.chat)
+        self._check_turns()  # meanwhile another call may have taken the last turn
         row, before = self._find_row(call)
         num_prompt_tokens = row.num_tokens
         self._busy.append(row)
@@ -71,6 +69,13 @@ class Conversations:
         finally:
             self._busy = [each for each in self._busy if each is not row]
         return self._record(call, row, reply, num_prompt_tokens)
+
+    def _check_turns(self) -> None:
+        episode = self._episode
+        if episode.is_over:
+            raise CallRefused(*_EPISODE_OVER)
+        if episode.remaining_turns < 1:
+            raise self._limit_error("turns_used_up", f"no turn is left of {episode.rules.options.max_turns}")
 
     async def count_tokens(self, call: Call) -> int:
         if self._episode.is_over:

@@ -130,6 +130,19 @@ def test_an_engine_without_structures_is_refused_by_name():
     episodes(run)
 
 
+def test_calls_that_wait_for_their_structures_do_not_exceed_the_turns(monkeypatch):
+    async def slow(self, call, chat):
+        await asyncio.sleep(0.05)
+        return {}
+
+    async def run(client, task, policy):
+        found = await asyncio.gather(ask(client, QUESTION), ask(client, QUESTION), return_exceptions=True)
+        assert sorted(getattr(each, "code", None) or "answer" for each in found) == ["answer", "turns_used_up"]
+
+    monkeypatch.setattr("rlhf_episodes.AnswerStructures.options", slow)
+    episodes(run, max_turns=1)
+
+
 def test_a_run_trains_on_the_masked_distribution(tmp_path, tool_model):
     changes = {"environment": {"name": f"{AGENT}:Structured", "max_turns": 4}}
     result = train(run_file(tool_model, **changes), output=tmp_path / "run")

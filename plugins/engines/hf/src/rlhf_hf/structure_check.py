@@ -1,7 +1,7 @@
 """Check structures of clients in a child process that can be killed.
 
 llguidance compiles some small schemas for hours (an integer that is a multiple of a large number), and a thread cannot
-be ended. What the child compiled within its limits is then compiled in this process. Requests and answers are JSON.
+be ended. A structure that the child compiled in time is then compiled in this process. Requests and answers are JSON.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _refused(structure: Structure, problem: str, hint: str) -> DataError:
 
 
 def answer(request: bytes) -> bytes:
-    """Answer a request in the child process: null, or what is wrong. The request `null` only imports modules."""
+    """Answer a request in the child process: null, or the problem. The request `null` only imports modules."""
     if (arguments := json.loads(request)) is None:
         return b"null"
     kind, text, vocabulary_size = arguments
