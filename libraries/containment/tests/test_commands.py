@@ -112,8 +112,13 @@ time.sleep(30)
 
 @needs_namespaces
 def test_memory_is_limited_after_the_command_has_ended():
-    grows = "a = []\nwhile True: a.append(b'1' * 2**24)"
-    assert run(f'{sys.executable} -c "{grows}" & exit 0').stopped_for == "memory"
+    source = """
+almost = [b'1' * (2**24 + number) for number in range(11)]
+open('ready', 'x').close()
+while True: almost.append(b'1' * 2**24)
+"""
+    script = f"{sys.executable} grow.py & while ! test -e ready; do sleep 0.01; done"
+    assert run(script, files={"grow.py": FolderFile(source.encode())}).stopped_for == "memory"
 
 
 @needs_namespaces
