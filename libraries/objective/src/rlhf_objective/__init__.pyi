@@ -54,6 +54,9 @@ from .penalties import LENGTH_PENALTY as LENGTH_PENALTY
 from .policy import PolicyObjective as PolicyObjective
 from .policy import PolicyTerms as PolicyTerms
 from .section import PolicyObjectiveSection as PolicyObjectiveSection
+from .source_options import ImitationConfig as ImitationConfig
+from .source_options import PreferenceConfig as PreferenceConfig
+from .source_options import RecordsConfig as RecordsConfig
 from .texts import TextData as TextData
 from .texts import TextFile as TextFile
 from .texts import TextLoader as TextLoader

@@ -18,8 +18,9 @@ from rlhf_core.columns import Columns
 from rlhf_core.episode_view import EpisodeView
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Experience
-from rlhf_group.config import GRPOConfig, ImitationConfig, OnlineDPOConfig, RejectionSamplingConfig, RLOOConfig
+from rlhf_group.config import GRPOConfig, OnlineDPOConfig, RejectionSamplingConfig, RLOOConfig
 from rlhf_group.sources import COLUMNS, Sources, best_answers, pairs_of_groups, ranked
+from rlhf_objective import ImitationConfig
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 SCORES = [0.5, 2.0, 2.0, -1.0, 1.0, 1.0]

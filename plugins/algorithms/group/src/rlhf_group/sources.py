@@ -14,9 +14,7 @@ from rlhf_core.batching import collate, split, to_device
 from rlhf_core.episode_view import EpisodeView
 from rlhf_core.types import BufferItem, Experience
 from rlhf_forward import masked_sum
-from rlhf_objective import TextFile, dpo_loss, sum_of_pairs
-
-from .config import ImitationConfig, PreferenceConfig, RecordsConfig
+from rlhf_objective import ImitationConfig, PreferenceConfig, RecordsConfig, TextFile, dpo_loss, sum_of_pairs
 
 IMITATED = "imitated"
 """Column: True if the cross-entropy of the answer is part of the loss."""
