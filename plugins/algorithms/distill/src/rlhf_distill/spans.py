@@ -37,7 +37,8 @@ def text_of_tokens(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -
         >>> text_of_tokens(lambda ids: bytes(ids).decode(errors="replace"), [97, 195, 169, 98])
         ('aéb', [1, None, 2, 3])
     """
-    text, ends = "", []
+    text = ""
+    ends: list[int | None] = []
     first = known = 0  # tokens before `known` are in the text. Decoding starts at `first`, since blanks need context
     for index in range(len(ids)):
         before, whole = decode(ids[first:known]), decode(ids[first : index + 1])
@@ -85,7 +86,9 @@ def align(ours: Ends, theirs: Ends) -> tuple[list[int], list[tuple[int, int]]]:
     """
     last_of = {end: index for index, end in enumerate(theirs) if end is not None}
     last_of_ours = {end: index for index, end in enumerate(ours) if end is not None}
-    spans, ranges, start = [], [], 0
+    spans: list[int] = []
+    ranges: list[tuple[int, int]] = []
+    start = 0
     for index, end in enumerate(ours):
         spans.append(len(ranges))
         if end is not None and end in last_of and last_of_ours[end] == index:
