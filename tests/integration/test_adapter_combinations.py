@@ -24,6 +24,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nf4": {"lora": {"r": 4}, "quantize": "nf4"},
     "int8": {"lora": {"r": 4, "dora": True}, "quantize": "int8"},
 }
+DORA = ("dora", "int8")
+"""Options that are slower."""
+QUICK = (("pissa", "fsdp"), ("pissa", "gemini"), ("nf4", "torch-ddp"))
 SHARDING = ("fsdp", "low-level-zero", "gemini")
 STRATEGIES = ("torch-ddp", "ddp", *SHARDING)
 MEANS = ("reward/mean", "kl/mean")
@@ -72,7 +75,7 @@ def assert_follows(run: Path, reference: Path, *, rounds: bool = False) -> None:
             assert mine[name] == pytest.approx(other[name], rel=rel, abs=least), (mine["step"], name)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", ["pissa", "nf4", *(pytest.param(name, marks=pytest.mark.slow) for name in DORA)])
 def test_a_run_learns_resumes_and_saves_its_model(option: str, tmp_path: Path, alone: Callable[..., Path]) -> None:
     run = alone(option)
     lines = metrics(run)
@@ -95,11 +98,10 @@ def test_a_run_learns_resumes_and_saves_its_model(option: str, tmp_path: Path, a
 @pytest.mark.parametrize(
     ("option", "strategy"),
     [
-        pytest.param(option, strategy, marks=() if is_quick else pytest.mark.slow)
+        pytest.param(option, strategy, marks=() if (option, strategy) in QUICK else pytest.mark.slow)
         for option in OPTIONS
         for strategy in STRATEGIES
-        if (is_quick := (option, strategy) in (("dora", "fsdp"), ("pissa", "gemini"), ("nf4", "torch-ddp"))) is not None
-        and not (strategy in SHARDING and "quantize" in OPTIONS[option])
+        if not (strategy in SHARDING and "quantize" in OPTIONS[option])
     ],
 )
 def test_a_strategy_trains_it_as_one_process_does(
@@ -107,6 +109,16 @@ def test_a_strategy_trains_it_as_one_process_does(
 ) -> None:
     run = start(changes(option, strategy={"name": strategy}), tmp_path / "run").run_folder
     assert_follows(run, alone(option), rounds=strategy == "gemini")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "strategy"), [("dora", "torch-ddp"), ("pissa", "fsdp"), ("nf4", "torch-ddp")])
+def test_two_processes_train_it_as_one_does(
+    option: str, strategy: str, tmp_path: Path, alone: Callable[..., Path]
+) -> None:
+    options = changes(option, strategy={"name": strategy})
+    run = start(options, tmp_path / "run", num_processes=2, trust=True).run_folder
+    assert_follows(run, alone(option))
 
 
 @pytest.mark.parametrize("strategy", SHARDING)

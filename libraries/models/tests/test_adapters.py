@@ -171,6 +171,8 @@ def test_gradients_through_quantized_layers_are_those_of_dequantized_ones(kind: 
 def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserInputError, match=message):
         CausalLM(None, ModelConfig.model_validate({"path": PATH, **options})).check()
+    with pytest.raises(UserInputError, match=message):
+        load(**options)
 
 
 @pytest.mark.parametrize("init", ["pissa", "pissa_niter_16", "olora"])

@@ -189,6 +189,7 @@ class CausalLM(ModelKind):
     def load_policy(
         self, *, dtype: torch.dtype, seed: int, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> PreTrainedModel:
+        check_adapter_options(self.model)  # again, since a subclass may have replaced `check`
         model = self.load(dtype=dtype, seed=seed, tokenizer=tokenizer)
         for part in (model, model.base_model):
             setattr(part, MARK, self)
