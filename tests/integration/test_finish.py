@@ -241,7 +241,7 @@ def test_a_listed_hook_may_be_disabled(tmp_path):
 def test_all_processes_finish_together(tmp_path):
     changes = {**BASE, "hooks": AT_ONCE, "strategy": {"name": "ddp"}, "train": {**TRAIN, "episodes": 50}}
     file = write_run(tmp_path, changes)
-    done = command("train", file, "--output", tmp_path / "run", "--num-processes", "2", quick_ranks=True)
+    done = command("train", file, "--output", tmp_path / "run", "--num-processes", "2")
     assert done.returncode == 0, done.stderr
     assert "error" not in done.stderr
     assert summary(tmp_path / "run")["finished"]["guard"] == "early-stop"
