@@ -1,5 +1,7 @@
 """Structures of clients that take hours to compile end with the process that compiles them."""
 
+from contextlib import closing
+
 import pytest
 
 from rlhf_core.errors import DataError
@@ -12,13 +14,13 @@ HOURS = Structure("json_schema", '{"type":"integer","multipleOf":99999989}')
 
 
 def test_a_structure_that_compiles_for_hours_is_refused_and_the_next_one_is_checked():
-    check = StructureCheck(check_seconds=3.0)
-    check.check(Structure("regex", "yes|no"), 300)
-    with pytest.raises(DataError, match=r"the json_schema of the option structure was not compiled within 3 seconds"):
-        check.check(HOURS, 300)
-    check.check(Structure("lark", 'start: <[299]> "a"'), 300)
-    with pytest.raises(DataError, match=r"the regex of the option structure is invalid"):
-        check.check(Structure("regex", "(1"), 300)
+    with closing(StructureCheck(check_seconds=3.0)) as check:
+        check.check(Structure("regex", "yes|no"), 300)
+        with pytest.raises(DataError, match="the json_schema of the option structure was not compiled within 3 second"):
+            check.check(HOURS, 300)
+        check.check(Structure("lark", 'start: <[299]> "a"'), 300)
+        with pytest.raises(DataError, match=r"the regex of the option structure is invalid"):
+            check.check(Structure("regex", "(1"), 300)
 
 
 def test_a_token_beyond_the_vocabulary_is_invalid():

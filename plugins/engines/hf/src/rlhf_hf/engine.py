@@ -212,7 +212,8 @@ class HfEngine:
         self.policy_version = version
 
     def close(self) -> None:
-        """Free packed weights and cached prefixes. The module belongs to the caller."""
+        """Free packed weights and cached prefixes, and end the check of structures. The module stays the caller's."""
+        self._structure_check.close()
         self._packed = None
         self._prefixes.clear()
 

@@ -43,7 +43,7 @@ class StructureCheck:
         try:
             problem = json.loads(self._process().ask(request, self._check_seconds))
         except (OSError, ProcessFault, ValueError) as error:
-            self._end()
+            self.close()
             hint = "simplify it, for example with smaller counts and bounds"
             raise _refused(structure, self._described(error), hint) from error
         finally:
@@ -65,7 +65,8 @@ class StructureCheck:
             return f"is refused: the process that compiled it {error}"
         return f"is refused: no process could compile it ({error})"
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the child process. A later check starts another one."""
         if self._worker is not None:
             self._worker.end()
         self._worker = None
