@@ -272,7 +272,7 @@ def _cleared_on_failure(stores: list[Any], calls: Sequence[Call]) -> Iterator[No
 
 
 def _is_of_others(error: BaseException) -> bool:
-    """Whether rank 0 may have failed since it lost another rank. torch raises a `RuntimeError` for a lost connection."""
+    """Whether rank 0 may have lost another rank, for which torch raises a `RuntimeError`."""
     return any(isinstance(each, DeadlineError | RuntimeError) for each in (error, error.__cause__))
 
 
