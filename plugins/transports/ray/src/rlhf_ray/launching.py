@@ -20,7 +20,6 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
-from rlhf_core.plugins.errors_of import is_lost_peer
 from rlhf_strategies import served_store
 
 from .actor_context import prepare_environment, set_up_process
@@ -273,11 +272,8 @@ def _cleared_on_failure(stores: list[Any], calls: Sequence[Call]) -> Iterator[No
 
 
 def _is_of_others(error: BaseException) -> bool:
-    """Whether rank 0 failed since it lost another rank."""
-    reasons = error, error.__cause__
-    return any(
-        isinstance(each, DeadlineError) or (isinstance(each, RuntimeError) and is_lost_peer(each)) for each in reasons
-    )
+    """Whether rank 0 may have lost another rank, for which torch raises a `RuntimeError`."""
+    return any(isinstance(each, DeadlineError | RuntimeError) for each in (error, error.__cause__))
 
 
 def _cause(calls: Sequence[Call]) -> RlhfError | None:
