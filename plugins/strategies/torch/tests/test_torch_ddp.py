@@ -48,9 +48,9 @@ def test_lora_trains_adapters_only(seen):
 @pytest.mark.parametrize("optimizer", ["muon", "adamw-8bit"])
 def test_fifty_updates_of_an_optimizer_equal_those_of_one_process(seen, optimizer):
     alone, got = optimizer_updates_alone(optimizer), seen["optimizers"][optimizer]
-    assert got["losses"] == pytest.approx(alone["losses"], abs=1e-4)
-    # Muon rounds to bfloat16, and 8-bit moments to 256 values, so that rounding in a sum may show in a step.
-    assert change_cosine(tiny_model(hidden_size=128).state_dict(), got["weights"], alone["weights"]) > 0.999
+    assert got["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    # Muon rounds to bfloat16, so that rounding in a sum may show in a step: 0.99999 was measured.
+    assert change_cosine(tiny_model(hidden_size=128).state_dict(), got["weights"], alone["weights"]) > 0.9999
 
 
 def test_shards_are_bounded_named_and_whole(seen):
