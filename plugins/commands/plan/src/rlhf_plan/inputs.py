@@ -46,10 +46,13 @@ def _tower_bytes(tower: Any, num_pixels: float) -> float:
     """Activations of a vision tower, of which each token is a patch of the picture (as `MemoryEstimate`'s layers)."""
     if tower is None:
         return 0.0
-    patch, channels = tower.patch_size, int(getattr(tower, "num_channels", None) or getattr(tower, "in_channels", 3))
+    patch, channels = (
+        tower.patch_size,
+        int(getattr(tower, "num_channels", None) or getattr(tower, "in_channels", None) or 3),
+    )
     sides = tuple(patch) if isinstance(patch, list | tuple) else (patch, patch)
     tokens = num_pixels / (channels * math.prod(sides) * int(getattr(tower, "temporal_patch_size", None) or 1))
     hidden = int(getattr(tower, "embed_dim", None) or tower.hidden_size)
     layers = int(getattr(tower, "num_hidden_layers", None) or tower.depth)
     feed_forward = int(getattr(tower, "intermediate_size", None) or hidden * getattr(tower, "mlp_ratio", 4))
-    return tokens * layers * (8 * hidden + 3 * feed_forward) * _FP32
+    return float(tokens * layers * (8 * hidden + 3 * feed_forward) * _FP32)
