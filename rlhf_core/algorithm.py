@@ -184,8 +184,7 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
 class FrozenModel:
     """A model that a `GroupPass` only runs forward: a causal LM, by default with the policy's vocabulary."""
 
-    path: str
-    """Path as in `model.path`. Errors name it as the option `algorithm.ROLE.path`."""
+    path: str  # as in `model.path`. Errors name it as the option `algorithm.ROLE.path`
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     offload: bool = False
     """Whether to keep the model in host memory between its passes. Ignored if a strategy shards it."""

@@ -37,6 +37,7 @@ from .row_lengths import own_lengths as own_lengths
 from .sampling_options import BANNED as BANNED
 from .sampling_options import PRESENCE as PRESENCE
 from .sampling_options import REPETITION as REPETITION
+from .sampling_options import TEMPERATURE as TEMPERATURE
 from .sampling_options import SHAPING_COLUMNS as SHAPING_COLUMNS
 from .sampling_options import ShapedEngineConfig as ShapedEngineConfig
 from .sampling_options import request_shaping as request_shaping

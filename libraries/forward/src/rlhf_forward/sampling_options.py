@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from rlhf_core.columns import TEMPERATURE as _TEMPERATURE
 from rlhf_core.columns import Column
 from rlhf_core.config import EngineConfig
 from rlhf_core.config.problems import Problem
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MIN_P = "min_p"
 REPETITION = "repetition_penalty"
 """Request option, and column of each token: the penalty (0 is off in the column)."""
+TEMPERATURE = _TEMPERATURE
+"""Column of each token: the temperature at which it was sampled (0 is the temperature of the run)."""
 PRESENCE = "presence_penalty"
 """Request option, and column of each token: the penalty."""
 BANNED = "banned_ids"

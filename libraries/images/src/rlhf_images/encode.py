@@ -16,6 +16,9 @@ def png_bytes(image: Image, *, max_edge: int) -> bytes:
     Args:
         image: A Pillow image. It is not changed.
         max_edge: Maximum width and height in pixels. A larger image is reduced.
+
+    Returns:
+        The file's bytes.
     """
     reduced, file = image.copy(), BytesIO()
     reduced.thumbnail((max_edge, max_edge))
@@ -30,6 +33,9 @@ def image_address(image: Image, *, max_edge: int) -> str:
     Args:
         image: A Pillow image. It is not changed.
         max_edge: Maximum width and height in pixels. A larger image is reduced.
+
+    Returns:
+        The address.
 
     Example:
         >>> from PIL import Image

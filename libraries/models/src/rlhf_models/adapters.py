@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -12,6 +10,7 @@ from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
 
 from .adapter_start import START, add_start_adapter, changes_base, save_converted_adapter
+from .peft_warnings import silence_peft
 from .quantized import dequantized, quantized_owner
 
 if TYPE_CHECKING:
@@ -170,13 +169,3 @@ def save_adapter(model: nn.Module, weights: dict[str, torch.Tensor], path: Path)
         return
     peft_model.save_pretrained(str(path), state_dict=weights, save_embedding_layers=False)
     (path / "README.md").unlink(missing_ok=True)  # a model card template
-
-
-def silence_peft() -> None:
-    """Suppress warnings about the implementation of peft, which users of this framework cannot change.
-
-    They are bitsandbytes' about missing kernels, which we never use, and transformers' about a property that peft 0.21
-    still reads, and transformers 5.23 renamed.
-    """
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

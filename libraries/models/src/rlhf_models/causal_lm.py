@@ -22,12 +22,13 @@ from rlhf_core.models.kinds import MARK, WHERE
 
 from .adapter_options import check_adapter_options
 from .adapter_start import START, start_adapter_active
-from .adapters import is_lora, merged_weights, new_adapter, save_adapter, silence_peft
+from .adapters import is_lora, merged_weights, new_adapter, save_adapter
 from .chat_options import set_chat_options
 from .files import check_hub, check_layers, check_name
 from .folders import quiet_progress, replacing_folder, write_transformers_folder
 from .gradient_checkpointing import enable_gradient_checkpointing
 from .noise import disable_dropout, disable_training_noise
+from .peft_warnings import silence_peft
 from .quantized import quantize
 
 if TYPE_CHECKING:

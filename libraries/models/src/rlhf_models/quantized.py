@@ -50,7 +50,7 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
         UserInputError: bitsandbytes is missing, or the trunk lacks a linear layer that fits.
     """
     check_bitsandbytes()
-    from .adapters import silence_peft
+    from .peft_warnings import silence_peft
 
     silence_peft()  # before bitsandbytes is imported
     from torch import nn

@@ -156,7 +156,11 @@ def save_weights(
 ) -> None:
     """Write shards one by one into a folder that transformers loads: one file, or numbered files with an index.
 
-    With `write=False` (ranks other than 0) they are only gathered. `files` may write them later.
+    Args:
+        folder: The folder, which exists.
+        shards: Parts of the state dict.
+        write: Whether to write them. False (ranks other than 0) only gathers them.
+        files: Writer, which may write later. None writes at once.
     """
     folder, files = Path(folder), files or CheckpointFiles()
     count = 0

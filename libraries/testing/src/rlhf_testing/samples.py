@@ -97,6 +97,9 @@ def rollout_of(item: BufferItem) -> Rollout:
 
     Args:
         item: The sample.
+
+    Returns:
+        The rollout.
     """
     rollout = make_rollout("13", prompt="31>", answer="13", sample_id=item.sample_id)
     return replace(

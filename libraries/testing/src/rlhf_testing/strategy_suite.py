@@ -106,6 +106,9 @@ def optimizer_updates_alone(optimizer: str) -> dict[str, Any]:
 
     Args:
         optimizer: Name of an installed optimizer.
+
+    Returns:
+        The result of `optimizer_updates`.
     """
     strategy = StrategyCase("single", "single").make()
     strategy.setup()

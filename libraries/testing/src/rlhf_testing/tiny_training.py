@@ -38,7 +38,7 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32", hid
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from rlhf_models.adapters import silence_peft
+    from rlhf_models.peft_warnings import silence_peft
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -23,25 +23,6 @@ from .teacher_config import TeacherServerConfig
 _MAX_RESPONSE_BYTES = 2**28
 
 
-class _Entry(BaseModel):
-    logprob: float
-    decoded_token: str | None = None
-
-
-class _Echo(BaseModel):
-    token_logprobs: list[float | None]
-    tokens: list[str] | None = None
-
-
-class _Choice(BaseModel):
-    prompt_logprobs: list[dict[int, _Entry] | None] | None = None
-    logprobs: _Echo | None = None
-
-
-class _Completion(BaseModel):
-    choices: list[_Choice]
-
-
 class TeacherServer:
     """A teacher on a server that speaks vLLM's or OpenAI's completions."""
 
@@ -115,9 +96,9 @@ class TeacherServer:
         except RemoteError as error:
             raise self._explained(error) from None
         try:
-            choice = _Completion.model_validate_json(content).choices[0]
+            choice = ServerCompletion.model_validate_json(content).choices[0]
         except (ValidationError, IndexError) as error:
-            raise self._unusable(client, f"it is not a completion: {_problem_of(error)}") from None
+            raise self._unusable(client, f"it is not a completion: {problem_of(error)}") from None
         read = self._of_vllm if self._config.protocol == "vllm" else self._of_openai
         try:
             return read(choice, ids, length)
@@ -130,7 +111,7 @@ class TeacherServer:
             return {**shared, "max_tokens": 1, "prompt_logprobs": self._top_k}
         return {**shared, "max_tokens": 0, "echo": True, "logprobs": 1}
 
-    def _of_vllm(self, choice: _Choice, ids: Sequence[int], length: int) -> Tensor:
+    def _of_vllm(self, choice: ServerChoice, ids: Sequence[int], length: int) -> Tensor:
         found = choice.prompt_logprobs
         if found is None:
             raise ValueError("it lacks prompt_logprobs")
@@ -142,7 +123,7 @@ class TeacherServer:
             if entries is None or token not in entries:
                 raise ValueError(f"it lacks the log-prob of the token {token}")
             self._note_text(token, entries[token].decoded_token)
-            known = {each: _checked(entry.logprob) for each, entry in entries.items()}
+            known = {each: checked_log_prob(entry.logprob) for each, entry in entries.items()}
             rows.append(self._most_likely(known) if self._top_k else [known[token]])
         return torch.tensor(rows, dtype=torch.float32)
 
@@ -155,7 +136,7 @@ class TeacherServer:
         rest = 1.0 - math.fsum(math.exp(known[each]) for each in ids)
         return [*(known[each] for each in ids), math.log(max(rest, LEAST_REST)), *map(float, ids)]
 
-    def _of_openai(self, choice: _Choice, ids: Sequence[int], length: int) -> Tensor:
+    def _of_openai(self, choice: ServerChoice, ids: Sequence[int], length: int) -> Tensor:
         if choice.logprobs is None:
             raise ValueError("it lacks logprobs")
         found = choice.logprobs.token_logprobs
@@ -164,7 +145,7 @@ class TeacherServer:
         start = len(ids) - length
         for token, text in zip(ids[start:], (choice.logprobs.tokens or [])[start:], strict=False):
             self._note_text(token, text)
-        return torch.tensor([[_checked(each)] for each in found[start:]], dtype=torch.float32)
+        return torch.tensor([[checked_log_prob(each)] for each in found[start:]], dtype=torch.float32)
 
     def _note_text(self, token: int, text: str | None) -> None:
         if self._texts is not None and text is not None and not text.startswith("token_id:"):
@@ -200,16 +181,3 @@ class TeacherServer:
         if error.status not in (401, 403):
             hint = "check model, protocol and tokenizer. vllm limits top_k by --max-logprobs"
         return ConfigError(f"the teacher's server rejected a request: {error}", where=self._where, hint=hint)
-
-
-def _checked(log_prob: float | None) -> float:
-    if log_prob is None or not math.isfinite(log_prob) or log_prob > 1e-3:
-        raise ValueError(f"{log_prob} is not a log-prob")
-    return min(log_prob, 0.0)
-
-
-def _problem_of(error: ValidationError | IndexError) -> str:
-    if not isinstance(error, ValidationError):
-        return "choices is empty"
-    problem = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_core import Column
+from rlhf_core import Column, Columns
 from rlhf_core.algorithm import GroupPass, PassContext
-from rlhf_core.columns import TEMPERATURE, Columns
 from rlhf_core.errors import DataError
 from rlhf_core.types import BufferItem, Experience, Role, Rollout, RolloutGroup
-from rlhf_forward import policy_forward
+from rlhf_forward import TEMPERATURE, policy_forward
 
 from .contexts import TeacherPrompts
 from .divergence import with_rest
+from .question import Question, Teacher
 from .server import TeacherServer
 from .spans import UNALIGNED, align_answer
 
@@ -28,30 +28,6 @@ IDS = "teacher_ids"
 """The teacher's K most likely tokens, [A, K]. Absent without `top_k`."""
 SPANS = "teacher_spans"
 """[A]: the span of each token, -1 if it is not taught. Absent if each taught token is compared alone and all are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Teacher:
-    """One teacher, as the pass uses it."""
-
-    where: str
-    """Place of its options, for errors."""
-    source: Role | TeacherServer
-    """Role of its model, or its server."""
-    prompts: TeacherPrompts | None = None
-    """Encodes its prompts. None if it sees the policy's tokens."""
-    tokenizers: tuple[Any, Any] | None = None
-    """The policy's tokenizer and its own. None if they are the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A sample, as one teacher sees it."""
-
-    index: int
-    item: BufferItem
-    spans: Sequence[int] | None = None
-    ranges: Sequence[tuple[int, int]] = ()
 
 
 class TeacherPass(GroupPass):
@@ -90,7 +66,7 @@ class TeacherPass(GroupPass):
         self._with_spans = with_spans
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
-        questions: dict[str, list[_Question]] = {name: [] for name in self._teachers}
+        questions: dict[str, list[Question]] = {name: [] for name in self._teachers}
         rows: list[dict[str, Any]] = []
         for group in groups:
             for rollout, item in zip(group.rollouts, group.items, strict=True):
@@ -119,7 +95,7 @@ class TeacherPass(GroupPass):
 
     def _question(
         self, teacher: Teacher, index: int, rollout: Rollout, item: BufferItem, group: RolloutGroup
-    ) -> _Question | None:
+    ) -> Question | None:
         """Return the sample with the prompt and the tokens of the teacher. None if it is not taught."""
         if teacher.tokenizers is not None or isinstance(teacher.source, TeacherServer):
             self._check_temperature(teacher, rollout, item)
@@ -128,7 +104,7 @@ class TeacherPass(GroupPass):
             return None
         prompt_ids = item.prompt_ids if teacher.prompts is None else torch.tensor(ids, dtype=torch.int64)
         if teacher.tokenizers is None:
-            return _Question(index, replace(item, prompt_ids=prompt_ids))
+            return Question(index, replace(item, prompt_ids=prompt_ids))
         theirs, spans, ranges = align_answer(*teacher.tokenizers, item.response_ids.tolist())
         if not theirs:
             return None
@@ -145,7 +121,7 @@ class TeacherPass(GroupPass):
             support_ids=None,
             columns=Columns(),
         )
-        return _Question(index, own, spans, ranges)
+        return Question(index, own, spans, ranges)
 
     def _check_temperature(self, teacher: Teacher, rollout: Rollout, item: BufferItem) -> None:
         used = item.columns.get(TEMPERATURE)
@@ -156,7 +132,7 @@ class TeacherPass(GroupPass):
                 hint="sample at one temperature, or use a local teacher with the policy's tokenizer",
             )
 
-    def _scores(self, teacher: Teacher, asked: Sequence[_Question]) -> Sequence[Tensor]:
+    def _scores(self, teacher: Teacher, asked: Sequence[Question]) -> Sequence[Tensor]:
         items = [each.item for each in asked]
         if isinstance(teacher.source, TeacherServer):
             pairs = [
@@ -204,7 +180,7 @@ class TeacherPass(GroupPass):
             return {LOG_PROBS: row}
         return {LOG_PROBS: row[..., : self._top_k + 1], IDS: row[..., self._top_k + 1 :]}
 
-    def _of_answer(self, row: Tensor, asked: _Question) -> dict[str, Any]:
+    def _of_answer(self, row: Tensor, asked: Question) -> dict[str, Any]:
         """Return the columns of a sample from its teacher's scores, [T, ...] of the teacher's T tokens."""
         if asked.spans is None:
             return self._with(self.columns_of(row), torch.arange(len(row)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.columns import Columns
+from rlhf_core import Columns
 
 if TYPE_CHECKING:
     from torch import nn

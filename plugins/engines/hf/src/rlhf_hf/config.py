@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from rlhf_core.columns import Column
-from rlhf_core.config.problems import Problem
+from rlhf_core import Column
+from rlhf_core.config import Problem
 from rlhf_core.errors import UserInputError
 from rlhf_core.types import SamplingParams
 from rlhf_forward import (
@@ -23,7 +23,7 @@ from rlhf_forward import (
 )
 
 if TYPE_CHECKING:
-    from rlhf_core.config.resolved import ResolvedRun
+    from rlhf_core.config import ResolvedRun
 
 
 class HfEngineConfig(ShapedEngineConfig):

@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 
-from rlhf_containment.processes.asked import ProcessFault, ProcessTimeout, RequestProcess, serve_requests
+from rlhf_containment.processes import ProcessFault, ProcessTimeout, RequestProcess, serve_requests
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_forward import Structure, byte_tokens, compile_structure
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from rlhf_core.config import Command, Section
-from rlhf_core.config.load import parse_reward
 from rlhf_core.errors import ConfigError
 
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -66,7 +65,7 @@ class ProgramConfig(Section):
         if not isinstance(score, str):
             return score
         try:
-            return parse_reward(score)
+            return reward_section(score)
         except ConfigError as error:
             raise ValueError(error.message) from None
 

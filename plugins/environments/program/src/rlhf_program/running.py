@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from rlhf_containment.sandbox import CommandRun, ProgramResult, SandboxedCommand
-from rlhf_core.util.bounded_thread import BoundedThread
 
 _END_SECONDS = 5.0
 
@@ -24,7 +24,7 @@ class RunningCommand:
         """Socket that listens on the command's port, before it starts. None without a port, or if it did not start."""
         self.result: asyncio.Future[ProgramResult] = self._loop.create_future()
         """Result, or the `SandboxError` of the run."""
-        BoundedThread(self._work, f"sandbox of {command.command[0]}").start()
+        threading.Thread(target=self._work, name=f"sandbox of {command.command[0]}", daemon=True).start()
 
     async def ended(self) -> ProgramResult:
         """Wait for the result. Canceling this does not cancel `result`, which `end` waits for."""

@@ -10,13 +10,11 @@ from typing import Any
 
 from rlhf_containment.sandbox import FolderFile, ProgramResult, SandboxedCommand, SandboxError, save_folder
 from rlhf_core.components import RewardContext
-from rlhf_core.config.problems import Problems
-from rlhf_core.config.select import Selector
 from rlhf_core.errors import EpisodeError
 from rlhf_core.types import Rollout
 from rlhf_core.util import printable
 from rlhf_episodes import Task
-from rlhf_episodes.part_rewards import PartRewards
+from rlhf_episodes.selected import own_rewards
 
 from .running import RunningCommand
 from .task_folder import prompt_text
@@ -82,10 +80,7 @@ class FolderReward:
 
     def __init__(self, section: Mapping[str, Any], seed: int) -> None:
         """Select the reward. It is built at the first use."""
-        problems = Problems()
-        rewards = Selector(problems).rewards([section], "environment.score", has_player=False)
-        problems.raise_if_any("environment program")
-        self._rewards = PartRewards(rewards, RewardContext("cpu", seed))
+        self._rewards = own_rewards([section], RewardContext("cpu", seed), where="environment.score")
 
     async def score(self, task: Task, result: ProgramResult, files: Mapping[str, FolderFile]) -> float:
         """Return the weighted score of a folder with these files.
