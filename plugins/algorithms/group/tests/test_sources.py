@@ -190,6 +190,18 @@ def test_a_split_update_has_the_same_sums_and_counts(algorithm: Any, marked: Any
         torch.testing.assert_close(sum(sums), made.loss({"policy": policy}, whole).sums[name])
 
 
+def test_a_micro_batch_without_a_mark_changes_no_metric(algorithm: Any, marked: Any) -> None:
+    """The first group has a selected answer, and the second none."""
+    made = algorithm("rejection-sampling", samples_per_prompt=4)
+    items, policy = split(marked(made)), tiny_policy()
+    parts = [made.loss({"policy": policy}, made.collate(part)) for part in (items[:4], items[4:])]
+    whole = made.loss({"policy": policy}, made.collate(items))
+    for name, mean in whole.metrics.items():
+        totals = [sum(float(getattr(part.metrics[name], key)) for part in parts) for key in ("total", "count")]
+        assert totals == pytest.approx([float(mean.total), float(mean.count)], rel=1e-5), name
+    torch.testing.assert_close(parts[1].log_probs, made.collate(items[4:]).action_log_probs)
+
+
 def test_a_filler_counts_nothing_and_keeps_its_graph(algorithm: Any, marked: Any) -> None:
     for name in ("online-dpo", "rejection-sampling"):
         made = algorithm(name, samples_per_prompt=4)

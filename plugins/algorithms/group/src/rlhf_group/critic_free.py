@@ -20,7 +20,7 @@ from rlhf_forward import aggregate_count
 from rlhf_objective import PolicyObjective, TextFile, check_groups, group_spread, text_count, text_loss
 
 from .config import CriticFreeConfig
-from .sources import COLUMNS, Sources, rows_at
+from .sources import COLUMNS, Sources
 
 
 def build(config: CriticFreeConfig, context: AlgorithmContext) -> CriticFree:
@@ -100,8 +100,7 @@ class CriticFree(PolicyObjective):
         if not sources:
             return super().loss(models, batch)
         policy = models["policy"]
-        places = None if self.policy_terms() else sources.selected(batch)
-        rows = batch if places is None else rows_at(batch, places)
+        places, rows = (None, batch) if self.policy_terms() else sources.selected(batch)
         terms = self.terms_of(policy, rows)
         log_probs, metrics = terms.output.log_probs, dict(terms.metrics)
         sums = {name: each for name, each in terms.sums.items() if name in self.terms}
@@ -114,9 +113,10 @@ class CriticFree(PolicyObjective):
             sums["records"] = text_loss(policy, batch)
         measured = log_probs.detach()
         if places is not None:  # of other answers, only the engine's log-probs are known
-            width = measured.shape[1]
-            measured = batch.action_log_probs.clone()
-            measured[places, :width] = log_probs.detach()
+            of_all = batch.action_log_probs.clone()
+            if places:
+                of_all[places, : measured.shape[1]] = measured
+            measured = of_all
         return LossOutput(sums, metrics, measured)
 
     def keep(self, group: RolloutGroup) -> bool:

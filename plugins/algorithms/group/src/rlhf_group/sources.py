@@ -59,13 +59,16 @@ class Sources:
             values[PREFERRED] = view.local(preferred)
         return replace(rows, columns=rows.columns | Columns(values, COLUMNS))
 
-    def selected(self, batch: Experience) -> list[int]:
-        """Return the indices of a batch's rows that have a mark, or of its first row if none has."""
+    def selected(self, batch: Experience) -> tuple[list[int], Experience]:
+        """Return the indices of a batch's rows that have a mark, and these rows. If none has, a masked row."""
         marks = _answered(batch) & (batch.columns[IMITATED] if self.imitation is not None else False)
         if self.preference is not None:
             marks = marks | (_answered(batch) & (batch.columns[PREFERRED] != 0))
         chosen: list[int] = marks.nonzero().flatten().tolist()
-        return chosen or [0]
+        if chosen:
+            return chosen, rows_at(batch, chosen)
+        first = rows_at(batch, [0])  # the forward pass of this micro-batch, of which nothing counts
+        return [], replace(first, action_mask=torch.zeros_like(first.action_mask))
 
     def with_texts(self, batch: Experience, items: Sequence[BufferItem]) -> Experience:
         """Return the batch with a text of `records` for each item."""
