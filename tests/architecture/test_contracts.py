@@ -1,8 +1,8 @@
 """Who may import whom: the contracts of pyproject.toml hold."""
 
 import ast
-import subprocess
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -63,7 +63,11 @@ def test_core_is_import_light(root: Path, library_files: list[Path]) -> None:
 def test_plugin_and_config_modules_import_pydantic_and_core_only(root: Path, library_files: list[Path]) -> None:
     libraries = {path.name for path in root.glob("libraries/*/src/*")}
     allowed = {"pydantic", "pydantic_core", "rlhf_core", "typing_extensions", *libraries, *sys.stdlib_module_names}
-    modules = [path for path in library_files if "src" in path.parts and (path.name == "plugin.py" or path.name.endswith("config.py"))]
+    modules = [
+        path
+        for path in library_files
+        if "src" in path.parts and (path.name == "plugin.py" or path.name.endswith("config.py"))
+    ]
     assert modules
     wrong = {
         str(path.relative_to(root)): sorted(found)

@@ -6,9 +6,9 @@ from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
 from .grammar import StructuredAnswer as StructuredAnswer
 from .grammar import Vocabulary as Vocabulary
-from .grammar import byte_tokens as byte_tokens
-from .grammar import compile_structure as compile_structure
 from .grammar import vocabulary_of as vocabulary_of
+from .grammar_compiler import compile_structure as compile_structure
+from .grammar_tokens import byte_tokens as byte_tokens
 from .logits import causal_lm_logits as causal_lm_logits
 from .logits import innermost as innermost
 from .logits import label_log_probs as label_log_probs
@@ -37,8 +37,8 @@ from .row_lengths import own_lengths as own_lengths
 from .sampling_options import BANNED as BANNED
 from .sampling_options import PRESENCE as PRESENCE
 from .sampling_options import REPETITION as REPETITION
-from .sampling_options import TEMPERATURE as TEMPERATURE
 from .sampling_options import SHAPING_COLUMNS as SHAPING_COLUMNS
+from .sampling_options import TEMPERATURE as TEMPERATURE
 from .sampling_options import ShapedEngineConfig as ShapedEngineConfig
 from .sampling_options import request_shaping as request_shaping
 from .sampling_options import sampled_columns as sampled_columns

@@ -1,4 +1,4 @@
-"""What a pass over teachers knows of a teacher and of a sample."""
+"""A teacher, and a sample as a teacher sees it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rlhf_core.types import BufferItem, Role
 
 from .contexts import TeacherPrompts
 from .server import TeacherServer
+
 
 @dataclass(frozen=True, slots=True)
 class Teacher:

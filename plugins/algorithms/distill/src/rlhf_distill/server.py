@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from rlhf_core.errors import ConfigError, DeadlineError, RlhfError
 from rlhf_web import JsonClient, RemoteError, environment_key, model_client
 
 from .divergence import LEAST_REST
+from .server_wire import ServerChoice, ServerCompletion, checked_log_prob, problem_of
 from .spans import PARTIAL
 from .teacher_config import TeacherServerConfig
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from rlhf_core import Column, Columns
 from rlhf_core.algorithm import GroupPass, PassContext
 from rlhf_core.errors import DataError
-from rlhf_core.types import BufferItem, Experience, Role, Rollout, RolloutGroup
+from rlhf_core.types import BufferItem, Experience, Rollout, RolloutGroup
 from rlhf_forward import TEMPERATURE, policy_forward
 
-from .contexts import TeacherPrompts
 from .divergence import with_rest
 from .question import Question, Teacher
 from .server import TeacherServer

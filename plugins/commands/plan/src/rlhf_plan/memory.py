@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
 from rlhf_core import Columns
+from rlhf_core.algorithm import Algorithm, FrozenModel, RolloutAlgorithm
 from rlhf_core.config import ModelConfig, PromptsConfig, ResolvedRun, StrategyConfig
 from rlhf_core.prompts import PromptStream
 from rlhf_core.strategy import StateBytes

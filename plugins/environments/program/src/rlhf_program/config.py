@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from rlhf_core.config import Command, Section
 from rlhf_core.errors import ConfigError
+from rlhf_episodes.selected import reward_section
 
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
