@@ -26,7 +26,11 @@ _vocabularies: WeakKeyDictionary[Any, dict[frozenset[int], Vocabulary]] = WeakKe
 
 
 class StructuredAnswer:
-    """The tokens that may come next in one answer."""
+    """The tokens that may come next in one answer.
+
+    Args:
+        matcher: State of the grammar. The answer changes it.
+    """
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher

@@ -35,8 +35,7 @@ SHAPING_COLUMNS: Mapping[str, Column] = {
     PRESENCE: Column(optional=True),
     BANNED: Column(dtype="int32", fill=-1, optional=True),
 }
-"""Columns from which `policy_forward` rebuilds the sampled distribution: the penalties of each token (0 is off), and
-the [A, K] ids that were banned for it (-1 = padding). Tokens that min-p keeps are in the support, as with top-k."""
+"""Columns from which `policy_forward` rebuilds the sampled distribution. Tokens that min-p keeps are in the support."""
 _OFF = {MIN_P: 0.0, REPETITION: 1.0, PRESENCE: 0.0}
 
 

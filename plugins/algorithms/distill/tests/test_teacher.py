@@ -10,7 +10,8 @@ from rlhf_core.batching import collate, split
 from rlhf_core.errors import ConfigError
 from rlhf_core.models import GroupPasses
 from rlhf_core.place import LocalPlace
-from rlhf_distill.teacher import Teacher, TeacherPass
+from rlhf_distill.question import Teacher
+from rlhf_distill.teacher import TeacherPass
 from rlhf_testing.models import tiny_model
 from rlhf_testing.samples import make_group
 
