@@ -10,8 +10,8 @@ from rlhf_core.errors import ConfigError, UserInputError
 from rlhf_core.models import ModelKind, model_kind_for
 
 from .contexts import TeacherPrompts
+from .question import Teacher
 from .server import TeacherServer
-from .teacher import Teacher
 from .teacher_config import DEMONSTRATION, TeacherConfig
 
 _POLICY_ROLES = {"current": "policy", "start": "reference"}
