@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from chat_templates import chat_tokenizer
 from openai import AsyncOpenAI
@@ -11,6 +12,7 @@ from playing import Reworded, driven, play
 
 from rlhf_episodes import Outcome
 
+ADDING_AGENT = Path(__file__).with_name("adding_agent.py")
 TOKENIZER = chat_tokenizer("qwen2")
 USER = {"role": "user", "content": "hello"}
 ADD = {
@@ -91,3 +93,18 @@ def decoded(ids, tokenizer=TOKENIZER):
 def sampled(row):
     """The ids that the policy chose and that count."""
     return [token for token, own in zip(row.ids, row.mask, strict=True) if own]
+
+
+def run_file(model, **changes):
+    """A run in which an agent of `adding_agent.py` calls the policy."""
+    return {
+        "model": {"path": str(model), "device": "cpu"},
+        "environment": {"name": f"{ADDING_AGENT}:Adds", "max_turns": 4},
+        "algorithm": {"name": "ppo", "kl_coef": 0.05},
+        "optimizer": {"lr": 1e-4},
+        "engine": {"name": "hf", "max_new_tokens": 90},
+        "train": {"episodes": 2, "prompts_per_episode": 2, "samples_per_prompt": 2, "train_batch_size": 4},
+        "checkpoint": {"every_episodes": None},
+        "logging": {"tensorboard": False},
+        **changes,
+    }

@@ -8,10 +8,9 @@ import anthropic
 import openai
 import pytest
 from adding_agent import QUESTION
-from calling_agents import ask, episodes
+from calling_agents import ask, episodes, run_file
 from structured_agent import ADD, FORMAT, SCHEMA
 from test_serve import client_of
-from test_training import run_file
 
 from rlhf_core import train
 from rlhf_episodes.call_grammars import calls_grammar

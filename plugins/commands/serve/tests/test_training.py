@@ -1,25 +1,10 @@
 """A run whose environment's agent drives itself by the real client."""
 
 import json
-from pathlib import Path
+
+from calling_agents import run_file
 
 from rlhf_core import train
-
-AGENT = Path(__file__).with_name("adding_agent.py")
-
-
-def run_file(model, **changes):
-    return {
-        "model": {"path": str(model), "device": "cpu"},
-        "environment": {"name": f"{AGENT}:Adds", "max_turns": 4},
-        "algorithm": {"name": "ppo", "kl_coef": 0.05},
-        "optimizer": {"lr": 1e-4},
-        "engine": {"name": "hf", "max_new_tokens": 90},
-        "train": {"episodes": 2, "prompts_per_episode": 2, "samples_per_prompt": 2, "train_batch_size": 4},
-        "checkpoint": {"every_episodes": None},
-        "logging": {"tensorboard": False},
-        **changes,
-    }
 
 
 def lines(path):
