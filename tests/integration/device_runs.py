@@ -40,6 +40,11 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "rloo": {"algorithm": {"name": "rloo", "kl_coef": 0.1}},
     "reinforce++": {"algorithm": {"name": "reinforce++", "entropy_coef": 0.01}},
+    "rejection-sampling": {
+        "algorithm": {"name": "rejection-sampling", "imitation": {"best": 1}},
+        "rewards": ["neural"],
+    },
+    "online-dpo": {"algorithm": {"name": "online-dpo"}, "rewards": ["neural"]},
     "distill": {"algorithm": {"name": "distill", "top_k": 4, "teacher": {"offload": True}}},
     "environment": {
         "algorithm": {"name": "grpo"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,14 @@ from rlhf_testing.thread_ranks import Ranks
 PLACE = LocalPlace(torch.device("cpu"), torch.float32)
 
 
+_SEED = threading.Lock()
+"""Held while the generator of all threads, which are ranks here, is used."""
+
+
 def model(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    with _SEED:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
 
 
 def refreshed(models: dict[str, nn.Module], place: Place = PLACE, every: int = 2, mix: float = 1.0) -> Any:

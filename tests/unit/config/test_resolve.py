@@ -133,7 +133,7 @@ def test_several_problems_are_reported_together(fake_run):
         "model.lora.rank: unknown key",
     ):
         assert line in text, line
-    assert "(known: r, alpha, dropout, target_modules)" in text
+    assert "(known: r, alpha, rslora, dora, init, dropout, target_modules)" in text
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,11 @@ def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
     assert result is not None
     check_samples(tmp_path / "ray")
     assert result.summary["status"] == "done"
-    assert {line.get("sync/fallbacks") for line in result.metrics} == {0 if sync == "direct" else None}
+    fallbacks = {line["episode"]: line.get("sync/fallbacks") for line in result.metrics}
+    if sync == "direct":  # a maker whose sender died receives that version through the object store
+        assert sorted(fallbacks.values()) in ([0] * 4, [0] * 3 + [1])
+    else:
+        assert set(fallbacks.values()) == {None}
     assert all(line["staleness/max"] <= 1 for line in result.metrics)
     log = (tmp_path / "ray" / "run.log").read_text()
     assert log.count("is restarted") == 3
