@@ -2,42 +2,28 @@
 
 import asyncio
 import base64
-from contextlib import asynccontextmanager, closing
 from io import BytesIO
 from pathlib import Path
 
 import openai
 import pytest
 from PIL import Image
+from served_clients import served_client
 
 from rlhf_core.config import ModelConfig
 from rlhf_core.models import model_kind_for
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import GenerationRequest, SamplingParams
-from rlhf_episodes import Keys
 from rlhf_images import ImageLimits, ImageReader, read_images
 from rlhf_models import open_engine
 from rlhf_serve.seeing import MAX_PIXELS
-from rlhf_serve.server import start
-from rlhf_serve.serving import serve_model
 from rlhf_testing.models import save_tiny_model
-from rlhf_web import ServerLimits
 
 VISION = ModelConfig(path="builtin:tiny-vision", device="cpu")
 
 
-@asynccontextmanager
-async def client_of(config):
-    with closing(serve_model(config, engine="hf", seed=0, max_new_tokens=4)) as model:
-        keys = Keys()
-        key = keys.add(model)
-        server = await start(keys.find, host="127.0.0.1", port=0, limits=ServerLimits(), model="mine")
-        try:
-            async with openai.AsyncOpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
-                yield client
-        finally:
-            server.close()
-            await asyncio.sleep(0)
+def client_of(config):
+    return served_client(config, max_new_tokens=4)
 
 
 def address(size=(32, 32), color=200):

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import dialect_clients
@@ -20,6 +19,7 @@ import pytest
 from adding_agent import ADD, QUESTION
 from dialect_clients import CLIENTS
 from running import PATIENCE_SECONDS, wait_until
+from served_clients import served_client
 from tool_models import CALL
 
 from rlhf_cli.answers import generate_answers
@@ -27,28 +27,15 @@ from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_episodes import Endpoint, Keys
-from rlhf_serve.server import start
-from rlhf_serve.serving import model_of, serve_model
+from rlhf_episodes import Endpoint
+from rlhf_serve.serving import model_of
 from rlhf_testing.models import save_tiny_model
 from rlhf_testing.runs import tiny_run
-from rlhf_web import ServerLimits
 
 
-@asynccontextmanager
-async def client_of(path, *, max_new_tokens=32):
+def client_of(path, *, max_new_tokens=32):
     """The real client of a model that is served."""
-    config = ModelConfig(path=model_of(str(path)), device="cpu")
-    with closing(serve_model(config, engine="hf", seed=0, max_new_tokens=max_new_tokens)) as model:
-        keys = Keys()
-        key = keys.add(model)
-        server = await start(keys.find, host="127.0.0.1", port=0, limits=ServerLimits(), model="mine")
-        try:
-            async with openai.AsyncOpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
-                yield client
-        finally:
-            server.close()
-            await asyncio.sleep(0)
+    return served_client(ModelConfig(path=model_of(str(path)), device="cpu"), max_new_tokens=max_new_tokens)
 
 
 async def complete(client, prompt, **options):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from trainer_agreement import assert_trainer_agrees
 from transformers import (
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
@@ -16,7 +17,7 @@ from rlhf_core import train
 from rlhf_core.columns import Columns
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.types import SamplingParams
-from rlhf_forward import BANNED, SHAPING_COLUMNS, BannedWords, policy_forward
+from rlhf_forward import BANNED, SHAPING_COLUMNS, BannedWords
 from rlhf_testing.contracts.engine import as_experience
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.runs import tiny_run
@@ -80,14 +81,7 @@ def test_the_trainer_rebuilds_the_distribution(top_k, model, engine, requests, c
     answers = collect(engine(module), asked, replace(RUN, top_k=top_k))
     done = {key: replace(each, columns=Columns(each.columns, SHAPING_COLUMNS)) for key, each in answers.items()}
     batch = as_experience([(each.prompt_ids, done[each.sample_id]) for each in asked])
-    output = policy_forward(module, batch, RUN.temperature, with_entropy=True)
-    torch.testing.assert_close(output.log_probs, batch.action_log_probs, rtol=0, atol=2e-5)
-    fewer = batch.action_mask & (torch.arange(batch.action_mask.shape[1]) != 1)  # as after a correction
-    partly = policy_forward(module, replace(batch, action_mask=fewer), RUN.temperature).log_probs
-    torch.testing.assert_close(partly[fewer], batch.action_log_probs[fewer], rtol=0, atol=2e-5)
-    output.log_probs.sum().backward()
-    assert all(torch.isfinite(each.grad).all() for each in module.parameters() if each.grad is not None)
-    assert torch.isfinite(output.entropy).all()
+    assert_trainer_agrees(module, batch, RUN.temperature)
 
 
 def test_banned_words_are_never_sampled(model, engine, requests, collect):

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from trainer_agreement import assert_trainer_agrees
 
 from rlhf_core import train
 from rlhf_core.columns import Columns
@@ -102,14 +103,7 @@ def test_the_trainer_rebuilds_the_mask(top_k, options, model, engine, requests, 
     asked = [replace(each, options={**options, **structures[place % 4]}) for place, each in enumerate(asked)]
     answers = collect(engine(module), asked, replace(RUN, top_k=top_k))
     batch = batch_of(asked, answers)
-    output = policy_forward(module, batch, RUN.temperature, with_entropy=True)
-    torch.testing.assert_close(output.log_probs, batch.action_log_probs, rtol=0, atol=2e-5)
-    fewer = batch.action_mask & (torch.arange(batch.action_mask.shape[1]) != 1)
-    partly = policy_forward(module, replace(batch, action_mask=fewer), RUN.temperature).log_probs
-    torch.testing.assert_close(partly[fewer], batch.action_log_probs[fewer], rtol=0, atol=2e-5)
-    output.log_probs.sum().backward()
-    assert all(torch.isfinite(each.grad).all() for each in module.parameters() if each.grad is not None)
-    assert torch.isfinite(output.entropy).all()
+    assert_trainer_agrees(module, batch, RUN.temperature)
 
 
 def test_a_token_that_the_grammar_does_not_allow_is_named(model, engine, requests, collect):
