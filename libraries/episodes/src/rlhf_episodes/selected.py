@@ -22,15 +22,15 @@ def reward_section(text: str) -> dict[str, Any]:
     """Return the section of a reward in its short form.
 
     Args:
-        text: `NAME`, or `NAME:WEIGHT`.
+        text: `NAME` or `FILE.py:FUNCTION`, with `:WEIGHT` or without.
 
     Returns:
         The section, with the reward's name and weight.
 
     Raises:
-        ConfigError: The weight is not a number.
+        ConfigError: The weight is not a finite number.
     """
-    return dict(parse_reward(text))
+    return parse_reward(text)
 
 
 def own_rewards(sections: Sequence[Mapping[str, Any]], context: RewardContext, *, where: str) -> PartRewards:
