@@ -2,8 +2,9 @@
 
 The recipe is unchanged. Two names are replaced, since this needs neither a model hub nor a data hub: the recommended
 renderer of the model (`qwen3_instruct`, whose format SmolLM2 shares), and the data sets, by sums and differences of one
-digit in the columns that the recipe reads. `rl_basic` fixes batches of 128 groups of 16 answers, which take hours on a
-CPU, so `RLHF_GROUPS=8x8` replaces these two numbers. Prompts are rendered in one thread. See README.md.
+digit in the columns that the recipe reads. `rl_basic` fixes batches of 128 groups of 16 answers after an example of 100
+tokens, which take hours on a CPU. `RLHF_GROUPS=8x8` replaces these two numbers and leaves out the example. Prompts are
+rendered in one thread. See README.md.
 
     python run.py sl_loop base_url=http://127.0.0.1:8000 model_name=/path/to/SmolLM2 max_steps=20
 """
@@ -59,7 +60,9 @@ def load_dataset(path: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _chat(question: str, answer: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": str(answer)}]
+    """Return a conversation in the form that the other recipes ask for and reward."""
+    request = f"{question} Provide a numerical answer without units, written inside \\boxed{{}}."
+    return [{"role": "user", "content": request}, {"role": "assistant", "content": f"\\boxed{{{answer}}}"}]
 
 
 def _pages(seed: int) -> list[str]:
@@ -74,7 +77,7 @@ def _dialogue(question: str, answer: int) -> str:
 
 
 def use_groups(text: str) -> None:
-    """Replace the numbers of groups and answers in the batches of `rl_basic`.
+    """Replace the numbers of groups and answers in the batches of `rl_basic`, and leave out its example.
 
     Args:
         text: GROUPSxANSWERS, such as 8x8.
@@ -83,7 +86,8 @@ def use_groups(text: str) -> None:
 
     groups, answers = map(int, text.split("x"))
     builder = math_env.Gsm8kDatasetBuilder
-    math_env.Gsm8kDatasetBuilder = lambda **options: builder(**{**options, "batch_size": groups, "group_size": answers})
+    changed = {"batch_size": groups, "group_size": answers, "convo_prefix": None}
+    math_env.Gsm8kDatasetBuilder = lambda **options: builder(**{**options, **changed})
 
 
 class OneThread(asyncio.DefaultEventLoopPolicy):

@@ -9,6 +9,7 @@ from .causal_lm import eos_token_ids as eos_token_ids
 from .causal_lm import from_files as from_files
 from .causal_lm import load_policy as load_policy
 from .causal_lm import load_tokenizer as load_tokenizer
+from .ended_thread import call_in_ended_thread as call_in_ended_thread
 from .engine_thread import EngineThread as EngineThread
 from .files import check_hub as check_hub
 from .files import check_hub_reachable as check_hub_reachable

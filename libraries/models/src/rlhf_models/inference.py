@@ -12,6 +12,8 @@ from rlhf_core.place import resolve_device
 from rlhf_core.plugins import load
 from rlhf_core.protocols import RolloutEngine
 
+from .ended_thread import call_in_ended_thread
+
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
@@ -54,7 +56,9 @@ def open_engine(
     kind.check()
     tokenizer, device = kind.load_tokenizer(), resolve_device(config.device)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    policy = kind.load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer).to(device).eval()
+    # An `EngineThread` may use it.
+    policy = call_in_ended_thread(lambda: kind.load_policy(dtype=dtype, seed=seed, tokenizer=tokenizer))
+    policy = policy.to(device).eval()
     context = EngineContext(
         policy,
         tokenizer,

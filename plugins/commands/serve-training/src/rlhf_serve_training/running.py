@@ -9,15 +9,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from starlette.types import ASGIApp
 
+from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.util import write_json
-from rlhf_models import eos_token_ids
+from rlhf_models import call_in_ended_thread, eos_token_ids
 from rlhf_strategies import stop_requested
 from rlhf_web import environment_key, serve_until_stopped
 
@@ -117,11 +119,11 @@ def run_rank(request: Mapping[str, Any]) -> None:
         request: fields of `ServeOptions`.
     """
     options = ServeOptions(**request)
-    worker = Worker(WorkerOptions(**options.worker))
-    if worker.strategy.is_main:
-        _serve(worker, options)
+    make = partial(Worker, WorkerOptions(**options.worker))
+    if read_launch_env().rank == 0:
+        _serve(call_in_ended_thread(make), options)  # the service computes in its own thread
     else:
-        follow(worker)
+        follow(make())
 
 
 @dataclass(frozen=True, slots=True)
