@@ -69,7 +69,8 @@ def test_killed_during_50_requests(base, tmp_path, undisturbed, limit):
             ]
             assert names[:2] == ["weights/half", "weights/end"]
             assert rest(second).get_weights_info_by_tinker_path(saved).result(30).lora_rank == 4
-            assert "are carried out now" in second.text()
+            # Which it is depends on whether requests waited when it was killed.
+            assert "are carried out now" in second.text() or "were computed again" in second.text()
             service.close("success").result(60)
     assert results == undisturbed[0]
     assert end == undisturbed[1]  # a request done twice, or lost, would change the weights
