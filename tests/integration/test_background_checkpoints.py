@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from background_runs import BACKGROUND, make_pairs, run_of, train_held
 from run_files import samples
-from running import PATIENCE_SECONDS, Forked, ended, ranks, run_all, wait_until
+from running import PATIENCE_SECONDS, Forked, ended, forked_ranks, ranks, run_all, wait_until
 from strategy_runs import REWARD
 
 from rlhf_core import train
@@ -144,8 +144,10 @@ def test_ranks_fail_together_with_the_error_of_the_thread(tmp_path: Path, monkey
     reward = tmp_path / REWARD.name
     reward.write_text(REWARD.read_text() + FULL)
     run = {**run_of("torch-ddp", background=True), "rewards": [{"name": f"{reward}:sorted_fraction"}]}
-    with pytest.raises(CheckpointError, match="step-3: the disk is full. The model after update 6 is written"):
-        train({**run, "train": {**run["train"], "episodes": 9}}, output=tmp_path / "run", num_processes=2, trust=True)
+    run["train"] |= {"episodes": 9}
+    full = pytest.raises(CheckpointError, match="step-3: the disk is full. The model after update 6 is written")
+    with full, forked_ranks():
+        train(run, output=tmp_path / "run", num_processes=2, trust=True)
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 

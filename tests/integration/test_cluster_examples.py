@@ -95,6 +95,7 @@ def test_a_job_that_is_signaled_is_requeued_and_its_next_execution_finishes_the_
     sizes = {"episodes": 3, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 8}
     rewards = [{"name": f"{site / 'reward.py'}:gated", "timeout_seconds": 600}]
     changes = {"train": sizes, "checkpoint": {"every_episodes": None}, "rewards": rewards, "strategy": strategy}
+    changes |= {"hooks": {"disable": ["report"]}}
     run = write_run(site, changes)
     metrics, summary, log = site / "run" / "metrics.jsonl", site / "run" / "summary.json", site / "scontrol.log"
     environment = {**environment, "MASTER_PORT": str(free_port())}
