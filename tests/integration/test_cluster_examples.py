@@ -84,11 +84,12 @@ def submit(site: Path, run: Path, *arguments: str, **environment: str) -> subpro
     ("strategy", "environment"),
     [
         ("single", {}),
-        pytest.param("torch-ddp", {"SLURM_GPUS_ON_NODE": "2"}, marks=pytest.mark.slow),
-        pytest.param("torch-ddp", {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}, marks=pytest.mark.slow),
+        ("torch-ddp", {"SLURM_GPUS_ON_NODE": "2"}),
+        ("torch-ddp", {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}),
     ],
     ids=["one process", "two processes", "two nodes"],
 )
+@pytest.mark.slow
 def test_a_job_that_is_signaled_is_requeued_and_its_next_execution_finishes_the_run(
     site: Path, strategy: str, environment: dict[str, str]
 ) -> None:

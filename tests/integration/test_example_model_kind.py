@@ -100,6 +100,7 @@ def test_two_processes_train_as_one(conditioned, tmp_path):
     assert two[0]["policy/grad_norm"] == pytest.approx(one[0]["policy/grad_norm"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_makers_of_ray_see_them_too(conditioned, tmp_path, ray_worker_source):
     pytest.importorskip("rlhf_ray", reason="the transport ray is not installed")
     ray = {**conditioned, "transport": {"name": "ray", "num_makers": 1, "num_trainers": 1, "max_staleness": 0}}

@@ -93,6 +93,7 @@ def test_two_processes_have_a_state_each(tmp_path):
     assert [len(lines) for lines in journal(resumed)] == [2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_the_makers_of_ray_play_too(tmp_path, ray_worker_source):
     cluster = pytest.importorskip("rlhf_ray.cluster", reason="the transport ray is not installed")
     from rlhf_ray.config import RayConfig
