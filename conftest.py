@@ -3,6 +3,7 @@
 Nothing waits for the disk either: what a power cut would take is not what tests look at.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -26,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first: were they last, one of several processes would end long after the others."""
     runs, quick = {"integration", "ray", "strategies"}, {"unit", "architecture"}
     items.sort(key=lambda item: (runs.isdisjoint(item.path.parts), not quick.isdisjoint(item.path.parts)))
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays, so that no search for garbage looks at its half a million objects."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

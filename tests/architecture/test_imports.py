@@ -3,62 +3,65 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from running import PATIENCE_SECONDS
 
 HEAVY = {"torch", "ray", "transformers", "peft", "numpy", "safetensors", "colossalai", "vllm"}
+COMMANDS = [
+    "version",
+    "--help",
+    "train --help",
+    "plugins list",
+    "plugins list --json",
+    "plugins show algorithm/ppo",
+    "config check",
+    "config show",
+    "config schema",
+]
+ALGORITHMS = {
+    "ppo": "ppo",
+    "gspo": "{name: grpo, policy_loss: {name: gspo, clip_eps: 0.1}}",
+    "leave-one-out": "{name: reinforce++, advantage: leave-one-out}",
+}
+CHECKS = [f"config check {name}.yaml" for name in ALGORITHMS]
 SCRIPT = """
 import json, sys
 from rlhf_cli.main import run
-code = run(sys.argv[1:])
-print("\\n" + json.dumps({"code": code, "loaded": sorted({name.partition(".")[0] for name in sys.modules})}))
+before, found = set(), {}
+for command in json.load(sys.stdin):
+    code = run(command.split())
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    found[command] = code, sorted(loaded - before)
+    before |= loaded
+print("\\n" + json.dumps(found))
 """
 
 
-def loaded_by(*arguments: str, cwd: Path | None = None) -> tuple[int, set[str], str]:
+@pytest.fixture(scope="module")
+def loaded_by(tmp_path_factory):
+    """Command -> exit code and the libraries that it loads first, of those that one process runs in turn."""
+    folder = tmp_path_factory.mktemp("run-files")
+    for name, algorithm in ALGORITHMS.items():
+        text = f"model: {{path: m}}\nprompts: sort-digits\nalgorithm: {algorithm}\n"
+        (folder / f"{name}.yaml").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps([*COMMANDS, *CHECKS]),
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
         check=True,
-        cwd=cwd,
+        cwd=folder,
     )
-    last = json.loads(done.stdout.rstrip().rpartition("\n")[2])
-    return last["code"], set(last["loaded"]), done.stderr
+    return json.loads(done.stdout.rstrip().rpartition("\n")[2]), done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["train", "--help"],
-        ["plugins", "list"],
-        ["plugins", "list", "--json"],
-        ["plugins", "show", "algorithm/ppo"],
-        ["config", "check"],
-        ["config", "show"],
-        ["config", "schema"],
-        ["version"],
-    ],
-    ids=" ".join,
-)
-def test_nothing_heavy_is_loaded(arguments):
-    code, loaded, said = loaded_by(*arguments)
-    assert not HEAVY & loaded
-    assert code == 0, said
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    ["ppo", "{name: grpo, policy_loss: {name: gspo, clip_eps: 0.1}}", "{name: reinforce++, advantage: leave-one-out}"],
-)
-def test_checking_a_run_file_loads_nothing_heavy(tmp_path, algorithm):
-    (tmp_path / "run.yaml").write_text(f"model: {{path: m}}\nprompts: sort-digits\nalgorithm: {algorithm}\n")
-    code, loaded, said = loaded_by("config", "check", "run.yaml", cwd=tmp_path)
-    assert not HEAVY & loaded
+@pytest.mark.parametrize("command", [*COMMANDS, *CHECKS])
+def test_nothing_heavy_is_loaded(loaded_by, command):
+    found, said = loaded_by
+    code, loaded = found[command]
+    assert not HEAVY & set(loaded)
     assert code == 0, said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -70,17 +71,17 @@ def run_file(name: str, deployment: str = "single", **changes: Any) -> dict[str,
     }
 
 
-def make_runs(out: Path, deployment: str) -> None:
-    """In a process of its own: every run, with one thread and without plots."""
+def make_runs(out: Path, deployment: str, names: Sequence[str] = tuple(RUNS)) -> None:
+    """In a process of its own: these runs, with one thread and without plots."""
     torch.set_num_threads(1)
     without_report()
     if deployment == "ddp":
         # One group for all runs: a strategy uses the one it finds.
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_SECONDS))
     with one_ray() if deployment == "ray" else nullcontext():
-        for name in RUNS:
+        for name in names:
             train(run_file(name, deployment), output=out / f"{name}-{deployment}")
-        if deployment != "ddp":
+        if deployment != "ddp" and "grpo-branches" in names:
             train(run_file("grpo-branches", deployment, **ISOLATED), output=out / f"isolated-{deployment}")
         if deployment == "ray":
             (out / "dies").touch()

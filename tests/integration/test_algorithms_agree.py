@@ -21,7 +21,13 @@ from running import Forked, ranks, run_all
 TIMED = ("time/", "tokens_per_second/", "memory/", "reward_calls/")
 QUICK = ("grpo", "sft", "reward-model")
 """One of each kind, in `make test`: rollouts of groups, a dataset with answers to judge, a head of its own."""
-EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALGORITHMS]
+QUICK_DETACHED = ("sft", "reward-model")
+"""Rollouts over Ray are in `test_combinations.py`."""
+PLACEMENTS = [
+    pytest.param(deployment, rel, abs_, name, marks=() if name in quick else pytest.mark.slow)
+    for deployment, rel, abs_, quick in (("ray", 1e-6, 1e-6, QUICK_DETACHED), ("ddp", 2e-4, 2e-5, QUICK))
+    for name in ALGORITHMS
+]
 OTHERS = [name for name in ALGORITHMS if name not in QUICK]
 
 
@@ -48,12 +54,12 @@ def make_local_runs(out: Path, names: Sequence[str]) -> None:
 
 @pytest.fixture(scope="module")
 def quick_detached(runs: Path, ray_worker_source: None) -> None:
-    run_all(Forked(make_runs, runs, "ray", QUICK))
+    run_all(Forked(make_runs, runs, "ray", QUICK_DETACHED))
 
 
 @pytest.fixture(scope="module")
 def other_detached(runs: Path, other_runs: None, ray_worker_source: None) -> None:
-    run_all(Forked(make_runs, runs, "ray", OTHERS))
+    run_all(Forked(make_runs, runs, "ray", [name for name in ALGORITHMS if name not in QUICK_DETACHED]))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -73,13 +79,12 @@ def test_ranks_update_as_one(name: str) -> None:
         assert told == pytest.approx(metrics, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize(("deployment", "rel", "abs_"), [("ray", 1e-6, 1e-6), ("ddp", 2e-4, 2e-5)])
+@pytest.mark.parametrize(("deployment", "rel", "abs_", "name"), PLACEMENTS)
 def test_every_placement_trains_as_one_process(
-    runs: Path, name: str, deployment: str, rel: float, abs_: float, request: pytest.FixtureRequest
+    runs: Path, deployment: str, rel: float, abs_: float, name: str, request: pytest.FixtureRequest
 ) -> None:
     if deployment == "ray":
-        request.getfixturevalue("quick_detached" if name in QUICK else "other_detached")
+        request.getfixturevalue("quick_detached" if name in QUICK_DETACHED else "other_detached")
     elif name in OTHERS:
         request.getfixturevalue("other_runs")
     one, other = lines(runs / f"{name}-single"), lines(runs / f"{name}-{deployment}")

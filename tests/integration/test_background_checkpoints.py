@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from background_runs import BACKGROUND, make_pairs, run_of, train_held
 from run_files import samples
-from running import PATIENCE_SECONDS, Forked, ended, ranks, run_all, wait_until
+from running import PATIENCE_SECONDS, Forked, ended, forked_ranks, ranks, run_all, wait_until
 from strategy_runs import REWARD
 
 from rlhf_core import train
@@ -27,13 +27,21 @@ from rlhf_strategies import DeferredFiles
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 PROCESSES = ["torch-ddp", "fsdp", "gemini"]
+QUICK = ["fsdp"]
+"""Its checkpoint is in parts of each rank."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("background")
-    run_all(Forked(make_pairs, out, ["single"]), *(Forked(make_pairs, out, PROCESSES, env=each) for each in ranks(2)))
+    run_all(Forked(make_pairs, out, ["single"]), *(Forked(make_pairs, out, QUICK, env=each) for each in ranks(2)))
     return out
+
+
+@pytest.fixture(scope="module")
+def other_runs(runs: Path) -> None:
+    names = [name for name in PROCESSES if name not in QUICK]
+    run_all(*(Forked(make_pairs, runs, names, env=each) for each in ranks(2)))
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:
@@ -50,8 +58,12 @@ def tensors(checkpoint: Path) -> dict[str, bytes]:
     return {str(path.relative_to(checkpoint)): path.read_bytes() for path in checkpoint.rglob("*.safetensors")}
 
 
-@pytest.mark.parametrize("name", ["single", *PROCESSES])
-def test_checkpoints_have_the_same_content(runs: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["single", *(pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PROCESSES)]
+)
+def test_checkpoints_have_the_same_content(runs: Path, name: str, request: pytest.FixtureRequest) -> None:
+    if name != "single" and name not in QUICK:
+        request.getfixturevalue("other_runs")
     at_once, background = runs / f"{name}-False", runs / f"{name}-True"
     assert untimed(background) == untimed(at_once)
     assert steps(background) == steps(at_once)
@@ -144,8 +156,10 @@ def test_ranks_fail_together_with_the_error_of_the_thread(tmp_path: Path, monkey
     reward = tmp_path / REWARD.name
     reward.write_text(REWARD.read_text() + FULL)
     run = {**run_of("torch-ddp", background=True), "rewards": [{"name": f"{reward}:sorted_fraction"}]}
-    with pytest.raises(CheckpointError, match="step-3: the disk is full. The model after update 6 is written"):
-        train({**run, "train": {**run["train"], "episodes": 9}}, output=tmp_path / "run", num_processes=2, trust=True)
+    run["train"] |= {"episodes": 9}
+    full = pytest.raises(CheckpointError, match="step-3: the disk is full. The model after update 6 is written")
+    with full, forked_ranks():
+        train(run, output=tmp_path / "run", num_processes=2, trust=True)
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 

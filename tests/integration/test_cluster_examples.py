@@ -84,17 +84,19 @@ def submit(site: Path, run: Path, *arguments: str, **environment: str) -> subpro
     ("strategy", "environment"),
     [
         ("single", {}),
-        pytest.param("torch-ddp", {"SLURM_GPUS_ON_NODE": "2"}, marks=pytest.mark.slow),
-        pytest.param("torch-ddp", {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}, marks=pytest.mark.slow),
+        ("torch-ddp", {"SLURM_GPUS_ON_NODE": "2"}),
+        ("torch-ddp", {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}),
     ],
     ids=["one process", "two processes", "two nodes"],
 )
+@pytest.mark.slow
 def test_a_job_that_is_signaled_is_requeued_and_its_next_execution_finishes_the_run(
     site: Path, strategy: str, environment: dict[str, str]
 ) -> None:
     sizes = {"episodes": 3, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 8}
     rewards = [{"name": f"{site / 'reward.py'}:gated", "timeout_seconds": 600}]
     changes = {"train": sizes, "checkpoint": {"every_episodes": None}, "rewards": rewards, "strategy": strategy}
+    changes |= {"hooks": {"disable": ["report"]}}
     run = write_run(site, changes)
     metrics, summary, log = site / "run" / "metrics.jsonl", site / "run" / "summary.json", site / "scontrol.log"
     environment = {**environment, "MASTER_PORT": str(free_port())}

@@ -122,7 +122,7 @@ def test_a_paused_run_hears_a_signal(tmp_path, number):
 def test_the_command_steers_a_run_of_two_processes(tmp_path):
     changes = {**BASE, "train": {**TRAIN, "episodes": 4000}, "strategy": {"name": "ddp"}}
     folder = tmp_path / "run"
-    process = rlhf("train", write_run(tmp_path, changes), "--output", folder, "--num-processes", "2")
+    process = rlhf("train", write_run(tmp_path, changes), "--output", folder, "--num-processes", "2", quick_ranks=True)
 
     def updated():
         process.assert_runs()

@@ -156,7 +156,7 @@ def test_two_processes_do_the_same(tmp_path):
     (tmp_path / "everything.py").write_text(EVERYTHING)
     changes = {**BASE, "hooks": {f"{tmp_path / 'everything.py'}:Everything": {}}, "strategy": {"name": "ddp"}}
     file, folder = write_run(tmp_path, changes), tmp_path / "run"
-    done = command("train", file, "--output", folder, "--num-processes", "2")
+    done = command("train", file, "--output", folder, "--num-processes", "2", quick_ranks=True)
     assert done.returncode == 130, done.stderr
     told = [("set", 1), ("checkpoint", 1), ("pause", 2), ("resume", 2), ("interrupt", 6)]
     assert decisions(folder) == told

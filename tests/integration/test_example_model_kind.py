@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick_ray import quick_workers
 from run_files import metrics, start
 
 from rlhf_cli.main import run as rlhf
@@ -99,10 +100,12 @@ def test_two_processes_train_as_one(conditioned, tmp_path):
     assert two[0]["policy/grad_norm"] == pytest.approx(one[0]["policy/grad_norm"], rel=1e-3)
 
 
-def test_makers_of_ray_see_them_too(conditioned, tmp_path):
+@pytest.mark.slow
+def test_makers_of_ray_see_them_too(conditioned, tmp_path, ray_worker_source):
     pytest.importorskip("rlhf_ray", reason="the transport ray is not installed")
     ray = {**conditioned, "transport": {"name": "ray", "num_makers": 1, "num_trainers": 1, "max_staleness": 0}}
     local = metrics(start(conditioned, tmp_path / "local", trust=True).run_folder)
-    found = metrics(start(ray, tmp_path / "ray", trust=True).run_folder)
+    with quick_workers():
+        found = metrics(start(ray, tmp_path / "ray", trust=True).run_folder)
     assert max(gaps(found)) < GAP
     assert [line["reward/mean"] for line in found] == [line["reward/mean"] for line in local]

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from quick_ray import quick_workers
 from run_files import metrics, start
 
 from rlhf_core.errors import RlhfError
@@ -92,10 +93,14 @@ def test_two_processes_have_a_state_each(tmp_path):
     assert [len(lines) for lines in journal(resumed)] == [2, 2, 2, 2]
 
 
-def test_the_makers_of_ray_play_too(tmp_path):
-    pytest.importorskip("rlhf_ray", reason="the transport ray is not installed")
+@pytest.mark.slow
+def test_the_makers_of_ray_play_too(tmp_path, ray_worker_source):
+    cluster = pytest.importorskip("rlhf_ray.cluster", reason="the transport ray is not installed")
+    from rlhf_ray.config import RayConfig
+
     ray = {**RUN, "transport": {"name": "ray", "max_staleness": 0}}
-    start({**ray, "train": {**TRAIN, "episodes": 1}}, tmp_path / "run")
-    resumed = start(ray, tmp_path / "run", resume="auto").run_folder
+    with quick_workers(), cluster.connect(RayConfig()):
+        start({**ray, "train": {**TRAIN, "episodes": 1}}, tmp_path / "run")
+        resumed = start(ray, tmp_path / "run", resume="auto").run_folder
     assert [line["acme/drawn"] for line in metrics(resumed)] == [7.5, 19.5]
     assert sorted(line["drawn"] for lines in journal(resumed) for line in lines) == [3, 6, 9, 12, 15, 18, 21, 24]

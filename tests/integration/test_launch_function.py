@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import PATIENCE_SECONDS
+from running import PATIENCE_SECONDS, forked_ranks
 
 from rlhf_core.errors import ConfigError, RlhfError, UserInputError
 from rlhf_strategies import launch
@@ -46,7 +46,7 @@ def test_the_code_of_the_page_adds_up_over_two_ranks(tmp_path):
 
 
 def test_an_error_of_a_rank_is_raised_here_and_names_it(faulty):
-    with pytest.raises(ConfigError, match="is not there") as caught:
+    with forked_ranks(), pytest.raises(ConfigError, match="is not there") as caught:
         launch("faulty_ranks:known", 2, arguments=["a.yaml"], timeout_seconds=1.0)
     assert (caught.value.where, caught.value.hint) == ("rank 1, a.yaml", "make it")
 
@@ -54,10 +54,10 @@ def test_an_error_of_a_rank_is_raised_here_and_names_it(faulty):
 def test_any_other_error_and_a_killed_rank_are_named(faulty, capfd):
     import faulty_ranks
 
-    with pytest.raises(RlhfError, match="ZeroDivisionError: by zero") as caught:
+    with forked_ranks(), pytest.raises(RlhfError, match="ZeroDivisionError: by zero") as caught:
         launch(faulty_ranks.Nested.unknown, 1)
     assert caught.value.where == "rank 0" and "faulty_ranks.py" in capfd.readouterr().err
-    with pytest.raises(RlhfError, match=r"rank 0 \(pid \d+\) was ended by SIGKILL"):
+    with forked_ranks(), pytest.raises(RlhfError, match=r"rank 0 \(pid \d+\) was ended by SIGKILL"):
         launch(faulty_ranks.cut, 1)
 
 

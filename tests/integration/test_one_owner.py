@@ -14,6 +14,7 @@ import pytest
 from run_files import lines, start, tree
 from running import PATIENCE_SECONDS
 
+from rlhf_core import train
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_start.stages import run_quickstart
@@ -228,7 +229,7 @@ def test_a_second_signal_ends_the_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("rlhf_strategies.ranks._start_process", start_one)
     monkeypatch.setattr("rlhf_strategies.ranks.RankGroup.poll", look)
     with pytest.raises(KeyboardInterrupt):
-        start(TWO, tmp_path / "run", num_processes=2)
+        train(tiny_run(TWO), output=tmp_path / "run", num_processes=2)
     for process in started:
         assert process.returncode == -signal.SIGTERM
         process.communicate()

@@ -79,6 +79,7 @@ def test_the_column_reaches_the_loss(tmp_path):
     assert all(line["acme/gap"] < 1e-6 for line in found)
 
 
+@pytest.mark.slow
 def test_the_column_reaches_the_loss_over_ray(tmp_path, ray_worker_source):
     from rlhf_ray.cluster import connect
     from rlhf_ray.config import RayConfig

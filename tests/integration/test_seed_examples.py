@@ -10,8 +10,8 @@ from quick_ray import quick_workers
 from running import run_to_end
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "seed"
-# PPO in one process and detached; the others are parts of these, and have tests of their own.
-QUICK = ("ppo_trainer", "detached_ppo_trainer")
+# PPO in one process. The others are parts of it or detached, and have tests of their own (`rlhf_ppo` and `rlhf_ray`).
+QUICK = ("ppo_trainer",)
 
 
 def run_script(script: str) -> None:

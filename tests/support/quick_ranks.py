@@ -89,8 +89,11 @@ def quick_vllm() -> Iterator[None]:
             return
 
         def main() -> int:
+            import torch
+
             from rlhf_vllm.serve import main as serve
 
+            torch.set_num_threads(1)  # threads of the process that forks do not exist here
             serve(descriptor)
             return 0
 

@@ -240,9 +240,58 @@ def run_to_end(function: Callable[..., None], *arguments: Any, **options: Any) -
         return subprocess.CompletedProcess([function.__name__, *arguments], started.returncode, out, err)
 
 
-def run_rlhf(*arguments: object, plots: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command with these arguments until it ends."""
-    return run_to_end(_command, plots, False, False, *map(str, arguments), **options)
+def run_rlhf(
+    *arguments: object, plots: bool = False, quick_ranks: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the command with these arguments until it ends. Options: see `rlhf`."""
+    return run_to_end(_command, plots, False, quick_ranks, *map(str, arguments), **options)
+
+
+class ForkedRank(Forked):
+    """The part of `Popen` that a launch uses. What the rank wrote is shown when it has ended."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        super().__init__(_rank, *arguments[-1:], env=environment)
+        self._is_shown = False
+
+    def poll(self) -> int | None:
+        if self.returncode is not None and not self._is_shown:
+            self._is_shown = True
+            for stream, text in zip((sys.stdout, sys.stderr), self.output(), strict=True):
+                stream.write(text)
+            self._folder.cleanup()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+        return code
+
+
+def _rank(request: str) -> None:
+    """Run the rank like `python -m rlhf_strategies.launched REQUEST`."""
+    from rlhf_strategies import launched
+
+    launched.killed_with_parent = lambda launcher: None  # its parent is the process that forks
+    sys.exit(launched._main(request))
+
+
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Context in which `num_processes` of `rlhf_core.train` forks its ranks.
+
+    Unlike `quick_ranks`, they are not forked from this process, in which models may have been trained: torch's backward
+    pass cannot be forked.
+    """
+    from rlhf_strategies import ranks
+
+    before = ranks._start_process
+    ranks._start_process = ForkedRank  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        ranks._start_process = before
 
 
 def run_all(*started: Forked) -> None:

@@ -95,7 +95,8 @@ def test_an_adapters_dropout_is_meant():
 def test_a_run_trains_phimoe_without_its_noise(tmp_path):
     moe("phimoe", router_jitter_noise=0.3).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    run = {"algorithm": "grpo", "model": {"path": str(tmp_path)}, "prompts": "sort-digits", "rewards": ["exact-match"]}
+    prompts = {"name": "sort-digits", "size": 100}
+    run = {"algorithm": "grpo", "model": {"path": str(tmp_path)}, "prompts": prompts, "rewards": ["exact-match"]}
     resolved = resolve(run | {"train": {"episodes": 1, "prompts_per_episode": 2, "samples_per_prompt": 2}})
     policy = TrainerParts(RunInputs(resolved), build_strategy(resolved)).models["policy"]
     assert torch.equal(logits(policy.train()), logits(policy.train()))

@@ -165,7 +165,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("strategy", ["torch-ddp", "fsdp", "low-level-zero", "gemini"])
 def test_lora_under_every_strategy_of_two_processes(tmp_path, strategy):
     file = write_run(tmp_path, {**BASE, "model": {"lora": {"r": 4}}, "strategy": {"name": strategy}})
-    done = command("train", file, "--output", tmp_path / "run", "--num-processes", "2")
+    done = command("train", file, "--output", tmp_path / "run", "--num-processes", "2", quick_ranks=True)
     assert done.returncode == 0, done.stderr
     assert "kernels" not in done.stderr
     assert export(tmp_path / "run", "--to", tmp_path / "merged", "--merge-lora") == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick_ranks import quick_vllm
 from torch import nn
 
 from rlhf_core.components import EngineContext
@@ -41,11 +42,12 @@ def engine() -> Iterator[Callable[..., VllmEngine]]:
 
 @pytest.fixture
 def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module `vllm` without a model, for this process and the engine's own (see `fake/vllm`); its folder."""
+    """A module `vllm` without a model, for this process and the engine's forked one (see `fake/vllm`); its folder."""
     folder = Path(__file__).parent / "fake"
     monkeypatch.syspath_prepend(str(folder))
     real = {name: sys.modules.pop(name) for name in vllm_modules()}
-    yield folder
+    with quick_vllm():
+        yield folder
     for name in vllm_modules():
         del sys.modules[name]
     sys.modules.update(real)

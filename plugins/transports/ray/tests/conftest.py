@@ -242,7 +242,7 @@ def run_file(site: Path) -> Callable[..., dict[str, Any]]:
         sizes = {"episodes": 3, "prompts_per_episode": 8, "samples_per_prompt": 2, "train_batch_size": 8}
         return {
             "model": {"path": "builtin:tiny-digits", "lora": {"r": 4} if lora else None},
-            "prompts": {"name": "sort-digits"},
+            "prompts": {"name": "sort-digits", "size": 1000},
             "eval": {"every_episodes": 3, "num_prompts": 12, "batch_size": 8},
             "algorithm": {"name": "ppo", "kl_coef": 0.05},
             "optimizer": {"lr": 1e-3},
@@ -270,7 +270,7 @@ def warm_start(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     run = {
         "model": {"path": "builtin:tiny-digits"},
-        "prompts": {"name": "sort-digits"},
+        "prompts": {"name": "sort-digits", "size": 1000},
         "algorithm": "sft",
         "optimizer": {"lr": 3e-3},
         "train": {"episodes": 10, "prompts_per_episode": 64, "train_batch_size": 64},

@@ -13,9 +13,11 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from running import rlhf, run_rlhf, wait_until
+from click.testing import CliRunner
+from running import rlhf, wait_until
 
 from rlhf_core import train
+from rlhf_ray.commands import ray
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 RunFile = Callable[..., dict[str, Any]]
@@ -57,7 +59,7 @@ class Driver:
         wait_until(lambda: not self.left(), "the end of all that the driver started", every_seconds=0.2)
 
     def status(self) -> str:
-        return run_rlhf("ray", "status", self.output).stdout
+        return CliRunner().invoke(ray, ["status", str(self.output)]).stdout
 
 
 @pytest.fixture

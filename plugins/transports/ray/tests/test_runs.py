@@ -67,9 +67,9 @@ def test_on_policy_it_is_the_local_run(
     def run(**transport: Any) -> dict[str, Any]:
         made = warm_run(**transport)
         # So few prompts that each comes again, and of some no answer succeeds.
-        curriculum = {"success": [0.4, 0.9], "success_score": 0.5, "revisit_after": 1}
-        made["prompts"] = {"name": "sort-digits", "size": 24, "curriculum": curriculum}
-        made["eval"]["sets"] = {"more": {"prompts": "sort-digits", "num_prompts": 3, "samples_per_prompt": 2}}
+        small = {"name": "sort-digits", "size": 24}
+        made["prompts"] = small | {"curriculum": {"success": [0.4, 0.9], "success_score": 0.5, "revisit_after": 1}}
+        made["eval"]["sets"] = {"more": {"prompts": small, "num_prompts": 3, "samples_per_prompt": 2}}
         return made
 
     local = train(run(), output=tmp_path / "local")

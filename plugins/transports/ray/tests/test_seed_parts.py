@@ -150,6 +150,10 @@ class TestFit:
 
 
 class TestPresence:
+    @pytest.fixture(autouse=True)
+    def short_grace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("rlhf_ray.maker_presence._GRACE_SECONDS", 0.2)
+
     def wait_for_reason(self, presence: MakerPresence) -> str:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (reason := presence.reason_all_ended()) is None:
