@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import ConfigError, DataError
@@ -228,6 +228,9 @@ class ChatFormat:
 
     def _closed_by(self, sampled: int, ids: tuple[int, ...]) -> int:
         """Number of closing ids that the sampled EOS already covers."""
+        markers = list(takewhile(self._markers.__contains__, ids))
+        if sampled in markers:  # some replies end with two tokens
+            return markers.index(sampled) + 1
         first = self._first_marker(ids)
         # Some templates lack an end of turn. Then the token that starts the next message ends a reply.
         ends = (self.end_of_turn_id, self._end_between_id, sampled)
