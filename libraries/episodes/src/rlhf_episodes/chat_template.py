@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from rlhf_core.prompts.encoder import Refusal, render_chat
 from rlhf_core.types import Message, ToolCall
 
 from .contract import Tool
+from .renderer_formats import Example, recognise_renderer
 from .response_formats import ResponseFormat, format_of_tokens, recognise_reply
 from .thinking import markers_of
 from .tool_calls import ToolFormat, recognise
@@ -198,7 +200,23 @@ class ChatTemplate:
                 return None, parsed
             if _PROBE not in rendered:
                 return None, format_of_tokens(self._tokenizer.get_added_vocab())
+            with suppress(Refusal):
+                found = recognise_renderer(self._tokenizer, self._examples(message), rendered, _PROBE_CALL)
+                if found is not None:
+                    return None, found
         return None, None
+
+    def _examples(self, call: Message) -> list[Example]:
+        """Return conversations that identify a family. With a system message they lack the name of a model."""
+        opening: list[Message] = [{"role": "system", "content": _EARLIER}, USER]
+        result: Message = {**_RESULT, "tool_call_id": "call00001"}
+        thought: Message = {**call, "content": _REPLY, "reasoning_content": _EARLIER}
+        examples: list[tuple[list[Message], list[Tool]]] = [
+            ([*opening, _DUMMY, USER], []),
+            ([*opening, call, result, _DUMMY], [_PROBE_TOOL]),
+            ([*opening, thought, result, result], [_PROBE_TOOL]),
+        ]
+        return [(messages, tools, self._try(messages, tools, prompt=False)) for messages, tools in examples]
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
         if not self._tokenizer.chat_template:
