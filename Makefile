@@ -89,7 +89,8 @@ soak-slice: setup-extras  ## a part of them, at most 35 minutes. Each commit get
 soak-clients: env-clients
 	$(CLIENTS)/bin/python -m pytest plugins/environments/verifiers plugins/loggers/mlflow plugins/loggers/trackio \
 	  plugins/commands/serve/tests/test_evaluation.py plugins/commands/serve/tests/test_agent_clients.py \
-	  plugins/commands/serve/tests/test_dialects.py plugins/environments/program/tests/test_real_agents.py
+	  plugins/commands/serve/tests/test_dialects.py plugins/environments/program/tests/test_real_agents.py \
+	  libraries/episodes/tests/test_renderers.py
 
 lint: setup  ## style, types, import contracts, declared dependencies and plain words
 	$(BIN)/ruff check .

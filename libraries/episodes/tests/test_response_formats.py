@@ -164,6 +164,25 @@ def test_a_result_follows_its_call_in_gpt_oss(end, between):
     assert text.endswith('<|message|>{"a": 7}<|call|>' + GIVEN)
 
 
+REFUSES = """
+{%- for message in messages %}
+    {%- set before = messages[loop.index0 - 1] %}
+    {%- if message.role == 'tool' and before.role == 'assistant' and not before.tool_calls %}
+        {{- raise_exception('there was no call before') }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2"])
+def test_a_result_follows_its_call_in_any_form_if_the_template_refuses_it_elsewhere(family):
+    tokenizer = copy.copy(reply_tokenizer(family))
+    tokenizer.chat_template = REFUSES + str(tokenizer.chat_template)
+    ids = ChatFormat(tokenizer).after_reply([RESULT, RESULT], tools=[ADD], sampled_ids=[tokenizer.eos_token_id])
+    given = "<|im_start|>tool\n7<|im_end|>\n"
+    assert tokenizer.decode(ids) == f"\n{given}{given}<|im_start|>assistant\n"
+
+
 def test_what_is_wrong_with_a_call_is_told_to_gpt_oss_as_by_a_user():
     tokenizer = reply_tokenizer("gpt-oss")
     wrong = {"role": "tool", "name": "", "content": "error: no"}

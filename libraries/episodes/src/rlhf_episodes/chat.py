@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import ConfigError, DataError
@@ -17,6 +17,7 @@ from rlhf_core.types import Message
 
 from .chat_template import USER, WHERE, ChatTemplate
 from .contract import Tool
+from .renderer_formats import INSTALL
 from .tool_calls import FORMATS, ToolFormat
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ class ChatFormat:
         reply into parts. If the prompt opens a thought, the content starts with that opening.
         """
         if (channels := self._template.channels) is not None:
-            parts = channels.message(str(self._tokenizer.decode(list(sampled_ids), skip_special_tokens=False)))
+            text = str(self._tokenizer.decode(list(sampled_ids), skip_special_tokens=False))
+            parts = channels.message(self._begun_thought + text)
             if parts is not None:
                 return parts
         pieces: list[str] = []
@@ -146,7 +148,8 @@ class ChatFormat:
             raise ConfigError(
                 "it renders tools, but writes calls in a form that cannot be read",
                 where=WHERE,
-                hint=f"set environment.tool_format to one of {', '.join(FORMATS)}, to describe tools in that form",
+                hint=f"set environment.tool_format to one of {', '.join(FORMATS)}, to describe tools in that form, "
+                f"or {INSTALL}",
             )
         return call_format
 
@@ -228,6 +231,9 @@ class ChatFormat:
 
     def _closed_by(self, sampled: int, ids: tuple[int, ...]) -> int:
         """Number of closing ids that the sampled EOS already covers."""
+        markers = list(takewhile(self._markers.__contains__, ids))
+        if sampled in markers:  # some replies end with two tokens
+            return markers.index(sampled) + 1
         first = self._first_marker(ids)
         # Some templates lack an end of turn. Then the token that starts the next message ends a reply.
         ends = (self.end_of_turn_id, self._end_between_id, sampled)

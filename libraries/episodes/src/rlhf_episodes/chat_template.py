@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from rlhf_core.prompts.encoder import Refusal, render_chat
 from rlhf_core.types import Message, ToolCall
 
 from .contract import Tool
+from .renderer_formats import Example, recognise_renderer
 from .response_formats import ResponseFormat, format_of_tokens, recognise_reply
 from .thinking import markers_of
 from .tool_calls import ToolFormat, recognise
@@ -30,6 +32,7 @@ _LEFT_OUT = "it leaves the message out"
 _CALL_ENDS = ('"}', '<|"|>}<tool_call|>')
 """Closing of a call after its last argument, in JSON and in gemma4's form."""
 _PROBE = "zq7_probe"
+_RESULT: Message = {"role": "tool", "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
 _PROBE_CALL = ToolCall(name=_PROBE, arguments={"text": _CONTENT})
 _PROPERTIES = {"text": {"type": "string", "description": "Any text."}}
 _PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": ["text"]}
@@ -121,11 +124,34 @@ class ChatTemplate:
     def takes_results_of_calls(self) -> bool:
         """Whether a tool's result can follow the message with its call. gpt-oss refuses it after other messages."""
         try:
-            result: Message = {"role": "tool", "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
-            text = self._try([USER, _calling(_PROBE, {"text": _REPLY}), result])
-            return _CONTENT in text and any(_REPLY + end in text for end in _CALL_ENDS)  # else the closing is unknown
+            text = self._try([USER, _calling(_PROBE, {"text": _REPLY}), _RESULT])
+            return _CONTENT in text and any(_REPLY + end in text for end in self._call_ends)  # else it is unknown
         except Refusal:
             return False
+
+    @cached_property
+    def _results_need_calls(self) -> bool:
+        """Whether results are refused without calls, or depend on earlier ones, as in Hy3, where calls open a group."""
+        if self.refusal("tool") is not None:
+            return True
+        earlier: Message = {"role": "assistant", "content": _EARLIER}
+        rows = ([USER, _DUMMY, _RESULT], [USER, earlier, _RESULT, _DUMMY, _RESULT])
+        try:
+            return len({self._try(messages).partition(_REPLY)[2] for messages in rows}) > 1
+        except Refusal:
+            return True
+
+    @cached_property
+    def _call_ends(self) -> tuple[str, ...]:
+        """Closings of a call after its last argument. The template's own is the text before its closing of a reply."""
+        called, replied = [USER, _calling(_PROBE, {"text": _REPLY})], [USER, _DUMMY]
+        try:
+            end, closing = (self._try(messages, prompt=False).partition(_REPLY)[2] for messages in (called, replied))
+        except Refusal:
+            return _CALL_ENDS
+        closing = closing or self._tokenizer.eos_token or ""  # Hy3 closes calls, and replies before other messages
+        own = end.removesuffix(closing)
+        return (own, *_CALL_ENDS) if own and own != end else _CALL_ENDS
 
     @cached_property
     def thinking_markers(self) -> tuple[str, str]:
@@ -174,7 +200,23 @@ class ChatTemplate:
                 return None, parsed
             if _PROBE not in rendered:
                 return None, format_of_tokens(self._tokenizer.get_added_vocab())
+            with suppress(Refusal):
+                found = recognise_renderer(self._tokenizer, self._examples(message), rendered, _PROBE_CALL)
+                if found is not None:
+                    return None, found
         return None, None
+
+    def _examples(self, call: Message) -> list[Example]:
+        """Return conversations that identify a family. With a system message they lack the name of a model."""
+        opening: list[Message] = [{"role": "system", "content": _EARLIER}, USER]
+        result: Message = {**_RESULT, "tool_call_id": "call00001"}
+        thought: Message = {**call, "content": _REPLY, "reasoning_content": _EARLIER}
+        examples: list[tuple[list[Message], list[Tool]]] = [
+            ([*opening, _DUMMY, USER], []),
+            ([*opening, call, result, _DUMMY], [_PROBE_TOOL]),
+            ([*opening, thought, result, result], [_PROBE_TOOL]),
+        ]
+        return [(messages, tools, self._try(messages, tools, prompt=False)) for messages, tools in examples]
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
         if not self._tokenizer.chat_template:
@@ -186,16 +228,16 @@ class ChatTemplate:
         return render_chat(self._tokenizer, messages, tools, prompt=prompt)
 
     def _reply_before(self, messages: Sequence[Message], text: str = _REPLY) -> Message:
-        """Return a dummy reply that `messages` may follow: one that calls the tool if results can follow no other."""
+        """Return a dummy reply that `messages` may follow: one that calls the tool if results need it."""
         first = messages[0] if messages else {}
-        if first.get("role") == "tool" and self.refusal("tool") is not None and self.takes_results_of_calls:
+        if first.get("role") == "tool" and self.takes_results_of_calls and self._results_need_calls:
             return _calling(str(first.get("name")), {"text": text})
         return {"role": "assistant", "content": text}
 
     def _rest(self, text: str) -> str:
         """Return the text after the dummy reply, or after the call if the dummy is its argument."""
         _, reply, rest = text.partition(_REPLY)
-        for end in _CALL_ENDS:
+        for end in self._call_ends:
             rest = rest.removeprefix(end)
         if not reply:
             raise ConfigError(

@@ -77,6 +77,8 @@ def format_of_tokens(tokens: Container[str]) -> ResponseFormat | None:
 
 def _read(call: Any) -> ToolCall:
     """Convert a call from the parser, within the bounds of `read_json`."""
+    if isinstance(call, dict) and isinstance(reason := call.get("error"), str):
+        return unreadable(reason)
     try:
         return to_call(read_json(json.dumps(call))["function"])
     except (UnreadableJson, TypeError, KeyError) as error:

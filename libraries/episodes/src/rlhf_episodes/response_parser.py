@@ -1,7 +1,7 @@
-"""Parse replies with transformers' `parse_response` in a child process that can be killed.
+"""Parse replies in a child process that can be killed, with transformers' `parse_response` or the package `renderers`.
 
-A response template is a set of regular expressions that run on untrusted model output. The length of the text is
-bounded, and a process that takes too long is killed. Requests and answers are JSON.
+Regular expressions of both run on untrusted model output. The length of the text is bounded, and a process that takes
+too long is killed. Requests and answers are JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from rlhf_containment.processes.asked import ProcessFault, ProcessTimeout, RequestProcess, serve_requests
 
+from . import renderer_parser
 from .contract import Tool
 
 MAX_CHARS = 200_000
@@ -29,7 +30,7 @@ class UnreadableReply(ValueError):
 
 
 class ResponseParser:
-    """Parses replies with response templates. Thread-safe. The child process starts with the first reply."""
+    """Parses replies of one family. Thread-safe. The child process starts with the first reply."""
 
     def __init__(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
@@ -39,6 +40,7 @@ class ResponseParser:
     def message(self, template: Mapping[str, Any], text: str, tools: Sequence[Tool] = ()) -> dict[str, Any]:
         """Parse a reply into a message with the fields of the template (`content`, `tool_calls` and others).
 
+        `template` is a response template, or the `reader` of `renderer_parser.parse`.
         Raises `UnreadableReply`. A process that was too slow or died is replaced at the next reply.
         """
         if len(text) > MAX_CHARS:
@@ -46,7 +48,7 @@ class ResponseParser:
         request = json.dumps([template, text, list(tools)]).encode()
         with self._lock:
             try:
-                kind, message = json.loads(self._process().ask(request, self._timeout_seconds))
+                kind, message = json.loads(self._process(template).ask(request, self._timeout_seconds))
             except (OSError, ProcessFault, TypeError, ValueError, RecursionError) as error:
                 self._end()
                 raise UnreadableReply(self._describe(error)) from error
@@ -54,11 +56,11 @@ class ResponseParser:
             raise UnreadableReply(str(message))
         return message
 
-    def _process(self) -> RequestProcess:
+    def _process(self, template: Mapping[str, Any]) -> RequestProcess:
         if self._worker is None:
             self._worker = RequestProcess("rlhf_episodes.response_parser")
             weakref.finalize(self, self._worker.end)
-            self._worker.start(b"null")
+            self._worker.start(json.dumps([template, "", []]).encode())  # imports the parser
         return self._worker
 
     def _end(self) -> None:
@@ -77,19 +79,23 @@ class ResponseParser:
 
 
 def answer(request: bytes) -> bytes:
-    """Answer a request in the child process. The request `null` only imports the parser."""
-    from transformers.utils.chat_parsing import parse_response
-
-    if (arguments := json.loads(request)) is None:
-        return b'["ready", null]'
-    template, text, tools = arguments
+    """Answer a request in the child process."""
+    template, text, tools = json.loads(request)
     try:
-        message = parse_response(text, template, prefix="", tools=tools or None)
-        if message.get("tool_calls"):
-            message["tool_calls"] = list(chain.from_iterable(map(_plain_calls, message["tool_calls"])))
-        return json.dumps(["message", message]).encode()
+        parse = renderer_parser.parse if "renderer" in template else _parse
+        return json.dumps(["message", parse(template, text, tools)]).encode()
     except Exception as error:  # parsers raise arbitrary errors on text in another format
         return json.dumps(["failed", f"{type(error).__name__}: {error}"[:500]]).encode()
+
+
+def _parse(template: dict[str, Any], text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """Parse a reply with a response template of transformers."""
+    from transformers.utils.chat_parsing import parse_response
+
+    message = parse_response(text, template, prefix="", tools=[*tools] or None)
+    if message.get("tool_calls"):
+        message["tool_calls"] = list(chain.from_iterable(map(_plain_calls, message["tool_calls"])))
+    return message
 
 
 def _plain_calls(call: Any) -> list[Any]:

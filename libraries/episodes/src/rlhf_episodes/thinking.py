@@ -7,6 +7,7 @@ MARKERS = (
     ("[THINK]", "[/THINK]"),  # Mistral
     ("<seed:think>", "</seed:think>"),  # Seed-OSS
     ("<|channel>thought", "<channel|>"),  # gemma4
+    ("<think:opensource>", "</think:opensource>"),  # Hy3
 )
 """Start and end markers of thoughts: text or special tokens. Harmony replies are parsed in `response_templates.py`."""
 
