@@ -253,6 +253,25 @@ def test_a_branch_of_such_a_family_has_thoughts_and_calls_in_their_places():
     assert second.prompt.endswith("]~b]ai\nYes[e~[\n]~b]user\non[e~[\n]~b]ai\n<think>\n")
 
 
+@pytest.mark.parametrize("name", sorted(READ_BY_RENDERER))
+def test_a_reply_with_a_call_that_cannot_be_read_keeps_its_text(name):
+    tokenizer = tokenizer_of(name)
+    chat = ChatFormat(tokenizer)
+    cut = reply_of(name, CALLED).partition("then 7")[0]
+    assert [call.error is None for call in chat.tool_format().parse(cut, [ADD])] == [False]
+    message = chat.reply_message(tokenizer(cut, add_special_tokens=False)["input_ids"])
+    assert "say" in message["content"] and "tool_calls" not in message
+
+
+def test_a_call_without_the_empty_content_that_the_template_writes_before_it_is_read():
+    reply = reply_of("inkling", CALLED)
+    bare = reply.removeprefix("<|content_text|><|end_message|><|message_model|>")
+    assert bare != reply
+    form = ChatFormat(tokenizer_of("inkling")).tool_format()
+    assert form.parse(bare, [ADD]) == form.parse(reply, [ADD]) == (CALL,)
+    assert form.parse("<|content_text|>Yes<|end_message|>", [ADD]) == ()
+
+
 def test_a_template_that_differs_from_the_family_is_not_taken_for_it():
     tokenizer = tokenizer_of("minimax-m2")
     render = tokenizer.apply_chat_template

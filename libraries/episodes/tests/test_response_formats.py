@@ -183,6 +183,33 @@ def test_a_result_follows_its_call_in_any_form_if_the_template_refuses_it_elsewh
     assert tokenizer.decode(ids) == f"\n{given}{given}<|im_start|>assistant\n"
 
 
+def test_a_reply_with_a_call_that_is_not_an_object_keeps_its_text():
+    tokenizer = reply_tokenizer("gpt-oss")
+    chat = ChatFormat(tokenizer)
+    wrong = CALLED + "[7]<|call|>"
+    (call,) = chat.tool_format().parse(wrong, [ADD])
+    assert call.error is not None
+    assert "[7]" in chat.reply_message(tokenizer(wrong, add_special_tokens=False)["input_ids"])["content"]
+
+
+SPACED = """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+    {%- for call in message.tool_calls or [] %}{{- call.function.arguments.text + '\\n' }}{% endfor %}
+    {{- '\\n<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+def test_the_closing_of_a_call_is_not_taken_from_a_reply_that_begins_its_own_closing_with_it():
+    tokenizer = copy.copy(reply_tokenizer("qwen3_5"))
+    tokenizer.chat_template = SPACED
+    cut = tokenizer("h", add_special_tokens=False)["input_ids"]
+    ids = ChatFormat(tokenizer).after_reply([USER], sampled_ids=cut)
+    assert tokenizer.decode(ids) == "\n<|im_end|><|im_start|>user\nhello\n<|im_end|><|im_start|>assistant\n"
+
+
 def test_what_is_wrong_with_a_call_is_told_to_gpt_oss_as_by_a_user():
     tokenizer = reply_tokenizer("gpt-oss")
     wrong = {"role": "tool", "name": "", "content": "error: no"}

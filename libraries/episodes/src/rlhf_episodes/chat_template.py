@@ -151,7 +151,8 @@ class ChatTemplate:
             return _CALL_ENDS
         closing = closing or self._tokenizer.eos_token or ""  # Hy3 closes calls, and replies before other messages
         own = end.removesuffix(closing)
-        return (own, *_CALL_ENDS) if own and own != end else _CALL_ENDS
+        # It is removed after any reply, so it must not be the beginning of another closing.
+        return (own, *_CALL_ENDS) if own and own != end and not closing.startswith(own) else _CALL_ENDS
 
     @cached_property
     def thinking_markers(self) -> tuple[str, str]:

@@ -32,7 +32,7 @@ def recognise_renderer(
 
     Args:
         tokenizer: The policy's tokenizer.
-        examples: Conversations with tools, calls, results and a thought.
+        examples: A conversation without tools, then others with tools, calls, results and a thought.
         text: A reply that the chat template renders for the call.
         call: The call in `text`.
 
@@ -51,14 +51,15 @@ def recognise_renderer(
         raise ConfigError(
             f"the process that compares it with the package renderers {error}",
             where="the tokenizer's chat template",
-            hint="set environment.tool_format, or pip uninstall renderers",
+            hint="pip install -U 'rlhf-episodes[renderers]', or pip uninstall renderers",
         ) from error
     finally:
         process.end()
     if name is None:
         return None
-    # A reply without the first marker of a call does not contain a call.
-    tag = min((token for token in tokens if token in text), key=text.index, default="")
+    # A reply without the first marker of a call does not contain a call. Inkling's template writes an empty content
+    # before it, whose markers other replies have too.
+    tag = min((token for token in tokens if token in text and token not in examples[0][2]), key=text.index, default="")
     reader = {"renderer": name, "tokens": tokens, "eos": tokenizer.eos_token}
     found = ResponseFormat(Family(name=name, tag=tag, end=None, template=reader, in_channels=True))
     return found if found.tools.parse(text) == (call,) else None

@@ -37,13 +37,13 @@ class MarkerTokenizer:
     def __init__(self, tokens: Iterable[str], *, eos: str | None) -> None:
         self._tokens = sorted(tokens, key=len, reverse=True)
         self._ids = {token: number for number, token in enumerate(self._tokens)}
-        self._parts = re.compile("|".join([*map(re.escape, self._tokens), "."]), re.DOTALL)
         self.eos_token_id = None if eos is None else self._ids.get(eos)
 
     def encode(self, text: str, **_: Any) -> list[int]:
         """Encode a text. Options of other tokenizers are accepted and ignored."""
         number = len(self._tokens)
-        parts = self._parts.findall(text)
+        present = [token for token in self._tokens if token in text]  # some tokenizers have thousands of added tokens
+        parts = re.findall("|".join([*map(re.escape, present), "."]), text, re.DOTALL)
         return [self._ids[part] if part in self._ids else number + ord(part) for part in parts]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any) -> str:

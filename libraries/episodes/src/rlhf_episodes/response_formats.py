@@ -33,13 +33,18 @@ class ResponseFormat:
         return self._family.in_channels
 
     def message(self, text: str) -> Message | None:
-        """Convert a reply with its special tokens to a message for the chat template, or None if it cannot be read."""
+        """Convert a reply with its special tokens to a message for the chat template.
+
+        Returns None if it or one of its calls cannot be read. Without that call it would be a different reply.
+        """
         try:
             parsed = self._parser.message(self._family.template, text)
         except UnreadableReply:
             return None
         texts = {name: value for name in _TEXTS if isinstance(value := parsed.get(name), str)}
-        calls = [call for call in map(_read, parsed.get("tool_calls") or []) if call.error is None]
+        calls = [_read(call) for call in parsed.get("tool_calls") or []]
+        if any(call.error is not None for call in calls):
+            return None
         content = texts.pop("content", "")
         # With calls, a thought replaces the content: templates that support both refuse them together.
         if calls and ("thinking" in texts or not self._family.content_precedes_calls):
