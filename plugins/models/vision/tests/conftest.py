@@ -194,6 +194,11 @@ def folders(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def open_model(folders):
+    return lambda family: Seeing(folders(family))
+
+
 @pytest.fixture(params=FAMILIES)
-def seeing(request, folders):
-    return Seeing(folders(request.param))
+def seeing(request, open_model):
+    return open_model(request.param)

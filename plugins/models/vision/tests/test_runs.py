@@ -11,7 +11,7 @@ from PIL import Image
 from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.components import TaskContext
-from rlhf_core.errors import DataError, RlhfError
+from rlhf_core.errors import DataError
 from rlhf_core.plugins import load
 from rlhf_images import find_markers
 from rlhf_pages import picture_names
@@ -193,13 +193,6 @@ def test_an_environment_continues_a_prompt_with_an_image(tmp_path):
         ("policy", "environment", "policy")
     }
     assert all(len(find_markers(sample["prompt"])) == 1 for sample in samples)
-
-
-def test_an_environment_cannot_add_to_a_prompt_with_an_image(tmp_path):
-    (tmp_path / "game.py").write_text(GAME.replace("return None", 'return "Look:"'))
-    environment = {"name": f"{tmp_path}/game.py:Game", "max_turns": 2}
-    with pytest.raises(RlhfError, match="lacks image tokens"):
-        train({**RUN, "environment": environment, "rewards": []}, output=tmp_path / "run", trust=True)
 
 
 @pytest.mark.parametrize("launch", [{"RANK": "1", "WORLD_SIZE": "2"}, {}], ids=["launched", "ray"])

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from rlhf_core.errors import UserInputError
 
+from ..image_columns import COUNT, PIXELS, SIZES
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -93,6 +95,12 @@ class Family(ABC):
     def position_offset(self, sizes: Tensor) -> int:
         """Return the position of the token after a prompt, minus the prompt's length. `sizes`: its images."""
         return 0
+
+    def no_images(self) -> dict[str, Tensor]:
+        """Return the columns of a prompt without images."""
+        pixels = torch.zeros((0,) * self.pixel_dims, dtype=torch.uint8)
+        sizes = torch.zeros(0, self.size_columns, dtype=torch.int64)
+        return {PIXELS: pixels, SIZES: sizes, COUNT: torch.tensor(0)}
 
     def unused(self, model: Any) -> Sequence[nn.Module]:
         """Return the parts of the model that do not change its output. They are not trained."""
