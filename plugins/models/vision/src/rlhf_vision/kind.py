@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,12 @@ class ImageText(PromptInputs, CausalLM):
                 return getattr(transformers, family.processor_class)()
             return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
         except Exception as error:  # the class depends on the library that is missing or the file that is broken
-            raise UserInputError(
-                f"cannot load the image processor of {path!r}: {first_line(error)}",
-                where=_WHERE,
-                hint="get its preprocessor_config.json. If the message names torchvision: pip install torchvision",
-            ) from error
+            problem = f"cannot load the image processor of {path!r}: {first_line(error)}"
+            hint = "use the preprocessor_config.json that the model was published with"
+            if "torchvision" in str(error) and find_spec("torchvision") is None:
+                problem = f"the image processor of {path!r} has no PIL form, and torchvision is not installed"
+                hint = "pip install torchvision, built for your version of torch"
+            raise UserInputError(problem, where=_WHERE, hint=hint) from error
 
     def check(self) -> None:
         if not self.is_tiny:
