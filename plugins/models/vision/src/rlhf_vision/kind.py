@@ -16,20 +16,21 @@ from torch import Tensor, nn
 from rlhf_core import Column
 from rlhf_core.errors import DataError, UserInputError, first_line
 from rlhf_images import ImageReference, accept_text_messages, render_prompt
-from rlhf_models import CausalLM, PromptInputs
+from rlhf_models import CausalLM, ImagePrompt, ImagePrompts, PromptInputs
 
 from .config import FAMILIES, TINY
 from .families.base import Family, PixelBatch
+from .image_columns import COUNT, PIXELS, SIZES, find_image_tokens, images_of_rows
+from .prompt_images import prompt_images
 from .tiny import tiny_config, tiny_model, tiny_processor, tiny_tokenizer
 
 logger = logging.getLogger(__name__)
-PIXELS, SIZES, COUNT = "images_pixels", "images_sizes", "images_tokens"
 _WHERE = "model.path"
 _LANGUAGE = frozenset({"language_model", "text_model"})
 """Names of the language model in the families. Vision towers of some have a part `vision_model`."""
 
 
-class ImageText(PromptInputs, CausalLM):
+class ImageText(PromptInputs, ImagePrompts, CausalLM):
     """Encodes images in prompts, and feeds them to the model in every forward pass."""
 
     auto_class = "AutoModelForImageTextToText"
@@ -137,6 +138,10 @@ class ImageText(PromptInputs, CausalLM):
 
     def save(self, model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
         super().save(model, weights, tokenizer, folder)
+        self.save_processor(folder)
+
+    def save_processor(self, folder: Path) -> None:
+        """Write the files of the image processor (see `ImagePrompts`)."""
         self.family.processor.save_pretrained(folder)
 
     def encode(self, record: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
@@ -178,19 +183,13 @@ class ImageText(PromptInputs, CausalLM):
         if COUNT not in columns:
             return arguments
         is_token = (input_ids == family.image_token_id) & attention_mask
-        is_image = is_token & (is_token.cumsum(-1) <= columns[COUNT][:, None])
-        if bool((is_image.sum(-1) != columns[COUNT]).any()):
-            raise DataError(
-                "a sequence lacks image tokens of its prompt",
-                where="images",
-                hint="with images, an environment cannot add tools or messages to the prompt. history must be append",
-            )
+        is_image = find_image_tokens(is_token, attention_mask, columns)
         if bool((is_token & ~is_image).any()):
             arguments["input_ids"] = input_ids.masked_fill(is_token & ~is_image, self._unread_id)
-        rows, sizes = columns[SIZES][:, :, 0], columns[SIZES]
-        if bool(rows.any()):
-            pixels = torch.cat([each[: int(row.sum())] for each, row in zip(columns[PIXELS], rows, strict=True)])
-            arguments |= family.arguments(PixelBatch(is_image, family.normalized(pixels), sizes[rows > 0]))
+        pixels, sizes = images_of_rows(columns)
+        if sum(map(len, pixels)):
+            normalized = family.normalized(torch.cat([each for each in pixels if len(each)]))
+            arguments |= family.arguments(PixelBatch(is_image, normalized, torch.cat(sizes)))
         elif torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             # The other processes would wait for this one in the part that sees.
             raise DataError(
@@ -200,11 +199,28 @@ class ImageText(PromptInputs, CausalLM):
             )
         return arguments
 
+    @property
+    def image_token_id(self) -> int:
+        """Id of the image token (see `ImagePrompts`)."""
+        return self.family.image_token_id
+
+    def image_prompt(self, prompt_ids: Sequence[int], columns: Mapping[str, Tensor]) -> ImagePrompt:
+        """Return a prompt's ids, with the pad token for image tokens that the policy sampled, and its images.
+
+        See `ImagePrompts`.
+        """
+        ids, batch = torch.tensor([prompt_ids]), {name: value[None] for name, value in columns.items()}
+        is_token = ids == self.image_token_id
+        is_image = torch.zeros_like(is_token)
+        if batch:
+            is_image = find_image_tokens(is_token, torch.ones_like(is_token), batch)
+        read = tuple(ids.masked_fill(is_token & ~is_image, self._unread_id)[0].tolist())
+        return ImagePrompt(read, prompt_images(self.family, is_image, batch) if bool(is_image.any()) else ())
+
     def kept(self, columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the offset of positions after each prompt (see `PromptInputs`)."""
-        sizes = columns[SIZES]
-        offsets = [self.family.position_offset(each[each[:, 0] > 0]) for each in sizes]
-        return {"offsets": torch.tensor(offsets, device=sizes.device)}
+        offsets = [self.family.position_offset(sizes) for sizes in images_of_rows(columns)[1]]
+        return {"offsets": torch.tensor(offsets, device=columns[SIZES].device)}
 
     def continued(self, input_ids: Tensor, lengths: Tensor, kept: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Return the forward's arguments for tokens that continue a cache (see `PromptInputs`)."""
