@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import LlamaForCausalLM
 
 from rlhf_core.config.sections import LoraConfig as LoraOptions
 from rlhf_core.entry.train import train
@@ -103,6 +104,21 @@ def test_new_weights_in_place(max_shard_bytes, module, engine, collect):
         found = collect(made, asked, GREEDY)
         assert tokens(found) == greedy_of(sent, asked)
         assert {each.policy_version for each in found.values()} == {version}
+
+
+def test_new_weights_of_a_tied_output_layer(engine, collect):
+    """vLLM's CPU build packs the output layer, and does not follow the input embedding."""
+    config = contract_policy(hidden_size=64).config
+    config.tie_word_embeddings = True
+    module = LlamaForCausalLM(config).eval()
+    perturb(module, seed=0, scale=0.2)
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    made, asked = engine(module), make_requests(12)
+    for version in (0, 1):
+        if version:
+            perturb(module, seed=version, scale=0.2)
+            made.weights_updated(version)
+        assert tokens(collect(made, asked, GREEDY)) == greedy_of(module, asked)
 
 
 def test_an_adapter_is_followed_and_does_not_pile_up(engine, collect):
