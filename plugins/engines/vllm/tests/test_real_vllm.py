@@ -197,7 +197,7 @@ def test_a_killed_process_is_a_clear_error(module, engine, collect):
     answers = made.generate(make_requests(40), PLAIN)
     next(answers)
     psutil.Process(made._backend._process.pid).kill()
-    with pytest.raises(RlhfError, match="vLLM process was ended by SIGKILL"):
+    with pytest.raises(RlhfError, match="vLLM process crashed: its process was ended by SIGKILL"):
         list(answers)
 
 
