@@ -8,7 +8,9 @@ import pytest
 import torch
 from seeing_models import Seeing, largest_gap, requests_of, write_folder
 
+from rlhf_core import train
 from rlhf_core.types import SamplingParams
+from rlhf_testing.runs import tiny_run
 from rlhf_vllm.images import TYPES
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
@@ -39,3 +41,23 @@ def test_log_probs_are_those_of_the_trainer(family: str, tmp_path: Any, engine: 
         first[version] = [each.logprobs for each in answers]
     changed = [before != after for before, after in zip(first[0], first[1], strict=True)]
     assert changed == [True] * 4 + [False] * 2, "new weights of the vision tower change answers to images only"
+
+
+def test_a_run_trains_with_it(tmp_path: Any) -> None:
+    """Two episodes of GRPO on pictures, with an adapter that is merged into the weights that vLLM gets."""
+    write_folder("idefics3", tmp_path / "model", num_heads=1)
+    result = train(
+        tiny_run(
+            {
+                "model": {"path": str(tmp_path / "model"), "device": "cpu", "lora": {"r": 4}},
+                "prompts": {"name": "drawn-digits", "size": 12},
+                "algorithm": {"name": "grpo"},
+                "engine": {"name": "vllm", "kv_cache_bytes": 64 * 1024**2, "max_new_tokens": 4},
+                "train": {"episodes": 2, "samples_per_prompt": 2},
+            }
+        ),
+        output=tmp_path / "run",
+    )
+    assert result is not None and result.summary["status"] == "done"
+    gaps = [line["rollout/logprob_gap_max"] for line in result.metrics if "rollout/logprob_gap_max" in line]
+    assert len(gaps) >= 2 and max(gaps) < 1e-4
