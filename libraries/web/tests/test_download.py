@@ -96,6 +96,9 @@ def test_a_file_is_downloaded(address: str, path: str, content: bytes) -> None:
         ("to/http://localhost:PORT/file", "the host localhost is not allowed"),
         ("to/file:///etc/passwd", "should be http"),
         ("to/ftp://127.0.0.1/x", "should be http"),
+        ("to/http://[bad/x", "it redirects to no address"),
+        ("\x01?key=secret", "not an address"),
+        ("x" * 70_000, "URL too long"),
         ("to/http://user:secret@127.0.0.1:PORT/file", "contains credentials"),
         ("packed", "its response is compressed"),
         ("endless", "it has more than 100 bytes"),
@@ -134,6 +137,10 @@ def test_a_private_address_must_be_listed_itself(address: str, hosts: set[str]) 
         "fd00::1",
         "::ffff:127.0.0.1",
         "64:ff9b::7f00:1",
+        "64:ff9b:1::7f00:1",
+        "::7f00:1",
+        "::ffff:0:7f00:1",
+        "fec0::1",
         "2002:7f00:1::",
         "224.0.0.1",
     ],
@@ -147,6 +154,22 @@ def test_a_public_name_of_a_private_address_is_not_reached(found: str, monkeypat
     monkeypatch.setattr("asyncio.BaseEventLoop.getaddrinfo", getaddrinfo)
     with pytest.raises(RemoteError, match="the host has a private address"):
         get("http://images.example.org/x.png", {"*.example.org"})
+
+
+def test_an_international_host_is_refused_unless_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def getaddrinfo(self: Any, host: str, port: int, **options: Any) -> list[Any]:
+        return [(0, 0, 0, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr("asyncio.BaseEventLoop.getaddrinfo", getaddrinfo)
+    with pytest.raises(RemoteError, match="not an address"):
+        get("http://b\xfccher.example/x.png", {"*"})
+
+
+def test_a_host_that_is_an_entry_with_a_star_is_not_listed_itself() -> None:
+    """A name server may answer for it, with a private address."""
+    for entry in ("*", "*.example.org"):
+        with pytest.raises(RemoteError, match="is not allowed"):
+            get(f"http://{entry}/x.png", {entry})
 
 
 def test_hosts_are_matched_by_labels() -> None:

@@ -6,6 +6,7 @@ from .client import JsonClient as JsonClient
 from .client import RemoteError as RemoteError
 from .connection import WebServer as WebServer
 from .connection import serve_until_stopped as serve_until_stopped
+from .download import check_host as check_host
 from .download import download as download
 from .guard import Bodies as Bodies
 from .guard import Guard as Guard

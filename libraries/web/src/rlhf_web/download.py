@@ -7,7 +7,7 @@ import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from urllib.parse import urljoin
+from urllib.parse import SplitResult, urljoin
 
 import httpx2 as httpx
 
@@ -17,8 +17,10 @@ from .servers import address_parts
 _MAX_REDIRECTS = 5
 _MAX_ATTEMPTS = 3
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
-_TUNNELS = tuple(map(ip_network, ("64:ff9b::/96", "2001::/32", "2002::/16")))
-"""IPv6 addresses that contain an IPv4 address, which may be a private one."""
+_UNICAST = ip_network("2000::/3")
+"""Public IPv6 addresses. Others may be local, or contain a private IPv4 address, as those of NAT64 do."""
+_TUNNELS = tuple(map(ip_network, ("2001::/32", "2002::/16")))
+"""Public IPv6 addresses that contain an IPv4 address."""
 
 
 def download(url: str, *, hosts: Collection[str], max_bytes: int, seconds: float) -> bytes:
@@ -44,6 +46,29 @@ def download(url: str, *, hosts: Collection[str], max_bytes: int, seconds: float
         return thread.submit(asyncio.run, _Download(hosts, max_bytes).get(url, seconds)).result()
 
 
+def check_host(url: str, hosts: Collection[str]) -> SplitResult:
+    """Check that the host of an address is allowed, without looking it up.
+
+    Args:
+        url: The address.
+        hosts: Allowed hosts, as `rlhf_web.allowed_host` returns them.
+
+    Returns:
+        The parts of the address.
+
+    Raises:
+        RemoteError: It is not allowed, or the address is invalid.
+    """
+    try:
+        parts = address_parts(url)
+    except ValueError as error:
+        raise RemoteError(f"{_shown(url)}: {error}") from None
+    host = str(parts.hostname)
+    if "*" in host or not any(_matches(host, each) for each in hosts):
+        raise RemoteError(f"{_shown(url)}: the host {host} is not allowed")
+    return parts
+
+
 class _Download:
     def __init__(self, hosts: Collection[str], max_bytes: int) -> None:
         self._hosts = hosts
@@ -56,7 +81,7 @@ class _Download:
                     content, target = await self._try(client, url)
                     if target is None:
                         return content
-                    url = urljoin(url, target)
+                    url = _joined(url, target)
         except TimeoutError:
             raise RemoteError(f"{_shown(url)}: no complete response in {seconds:g} s", is_lost=True) from None
         raise RemoteError(f"{_shown(url)}: more than {_MAX_REDIRECTS} redirects")
@@ -82,18 +107,20 @@ class _Download:
         raise AssertionError("unreachable")
 
     async def _once(self, client: httpx.AsyncClient, url: str) -> tuple[bytes, str | None]:
-        try:
-            parts = address_parts(url)
-        except ValueError as error:
-            raise RemoteError(f"{_shown(url)}: {error}") from None
+        parts = check_host(url, self._hosts)
         host = str(parts.hostname)
+        try:
+            target = httpx.URL(url)
+            sent_host = parts.netloc.encode("ascii")
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise RemoteError(f"{_shown(url)}: not an address: {error}") from None
         address = await self._address(host, parts.port or (443 if parts.scheme == "https" else 80), _shown(url))
-        target = httpx.URL(url).copy_with(host=str(address), fragment=None)
+        target = target.copy_with(host=str(address), fragment=None)
         headers = {
-            "Host": parts.netloc,
-            "Accept": "*/*",
-            "Accept-Encoding": "identity",
-            "User-Agent": "rlhf (dataset download)",
+            b"Host": sent_host,
+            b"Accept": b"*/*",
+            b"Accept-Encoding": b"identity",
+            b"User-Agent": b"rlhf (dataset download)",
         }
         # The certificate must be that of the host, not of its address.
         request = client.stream("GET", target, headers=headers, extensions={"sni_hostname": host})
@@ -113,8 +140,6 @@ class _Download:
 
     async def _address(self, host: str, port: int, shown: str) -> IPv4Address | IPv6Address:
         """Return an address of an allowed host, which the request connects to, so that it cannot change in between."""
-        if not any(_matches(host, each) for each in self._hosts):
-            raise RemoteError(f"{shown}: the host {host} is not allowed")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -132,7 +157,17 @@ def _matches(host: str, entry: str) -> bool:
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     inner = getattr(address, "ipv4_mapped", None) or address
-    return inner.is_global and not inner.is_multicast and not any(inner in each for each in _TUNNELS)
+    if not inner.is_global or inner.is_multicast:
+        return False
+    return inner.version == 4 or (inner in _UNICAST and not any(inner in each for each in _TUNNELS))
+
+
+def _joined(url: str, target: str) -> str:
+    """Return the address that a redirect leads to."""
+    try:
+        return urljoin(url, target)
+    except ValueError as error:
+        raise RemoteError(f"{_shown(url)}: it redirects to no address ({error})") from None
 
 
 def _shown(url: str) -> str:

@@ -73,6 +73,19 @@ def test_each_image_is_downloaded_once(address: str, tmp_path: Path) -> None:
     assert len(asked) == 30
 
 
+def test_records_with_the_same_image_download_it_once(address: str, tmp_path: Path) -> None:
+    served["/same.png"] = png(1)
+    assert len(list(source_of(tmp_path, [f"{address}/same.png"] * 30, allow_hosts=["127.0.0.1"]).scan())) == 30
+    assert asked == ["/same.png"]
+
+
+def test_an_image_of_the_cache_is_refused_if_its_host_is_no_longer_allowed(address: str, tmp_path: Path) -> None:
+    served["/kept.png"] = png(1)
+    assert source_of(tmp_path, [f"{address}/kept.png"], allow_hosts=["127.0.0.1"])[0]["images"]
+    (error,) = source_of(tmp_path, [f"{address}/kept.png"], allow_hosts=["images.example.org"]).scan()
+    assert "the host 127.0.0.1 is not allowed" in str(error)
+
+
 def test_what_cannot_be_downloaded_is_an_error_of_its_line_and_is_not_kept(address: str, tmp_path: Path) -> None:
     served.update({"/good": png(1), "/page": b"<html>", "/large": b"x" * 2000})
     urls = [f"{address}/{name}" for name in ("good", "none", "page", "large")] + ["http://localhost:1/x"]

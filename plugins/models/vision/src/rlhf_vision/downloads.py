@@ -7,9 +7,10 @@ import tempfile
 from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
 from rlhf_images import ImageError, ImageLimits, decode_image
-from rlhf_web import RemoteError, download
+from rlhf_web import RemoteError, check_host, download
 
 _SECONDS = 60.0
 """Maximum time for an image, redirects and repeated attempts included."""
@@ -31,16 +32,32 @@ class ImageDownloads:
         self._hosts = frozenset(hosts)
         self._limits = limits
         self._folder, self._temporary = _cache_folder()
+        self._locks = tuple(Lock() for _ in range(64))
+        """One for each group of addresses, so that threads do not download one address at once."""
 
     def __call__(self, url: str) -> bytes:
         """Return the encoded image at an address. Raises `ImageError`."""
-        path = self._folder / sha256(url.encode()).hexdigest()
-        if path.is_file():
-            return path.read_bytes()
+        digest = sha256(url.encode("utf-8", "surrogatepass"))
+        path = self._folder / digest.hexdigest()
         try:
-            data = download(url, hosts=self._hosts, max_bytes=self._limits.max_bytes, seconds=_SECONDS)
+            check_host(url, self._hosts)  # another run may have allowed it
+            with self._locks[digest.digest()[0] % len(self._locks)]:
+                return self._kept(path) or self._download(url, path)
         except RemoteError as error:
             raise ImageError(f"the image cannot be downloaded: {error}", hint="see prompts.allow_hosts") from None
+
+    def _kept(self, path: Path) -> bytes:
+        """Return an image of the cache, or nothing."""
+        try:
+            with path.open("rb") as file:
+                return file.read(self._limits.max_bytes + 1)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise ImageError(f"the image cannot be read from {path}: {error.strerror or error}") from error
+
+    def _download(self, url: str, path: Path) -> bytes:
+        data = download(url, hosts=self._hosts, max_bytes=self._limits.max_bytes, seconds=_SECONDS)
         decode_image(data, self._limits)
         part = path.with_suffix(f".{os.getpid()}-{sha256(os.urandom(8)).hexdigest()[:8]}.part")
         try:
