@@ -30,7 +30,7 @@ from rlhf_strategies import plain_shards, save_weights
 
 from .config import VllmEngineConfig, min_p_problem, temperature_problem
 from .images import TYPES
-from .names import WeightNames
+from .names import WeightNames, has_packed_output
 from .process import VllmProcess
 from .start import WHERE, Settings, describe_error
 
@@ -51,7 +51,7 @@ class VllmEngine:
         base = model.get_base_model() if is_lora(model) else model
         self.eos_token_ids = eos_token_ids(base, context.tokenizer)
         self._images = _images_of(base, config)
-        unties = context.device.type == "cpu" and not config.adapter
+        unties = has_packed_output(base, context.device.type) and not config.adapter
         self._names = WeightNames(base, published=self._images is not None, unties=unties)
         words = config.banned_words
         self._banned = BannedWords(words, context.tokenizer, self.eos_token_ids) if words else None

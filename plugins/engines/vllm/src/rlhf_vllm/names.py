@@ -9,6 +9,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_WITHOUT_OUTPUT_LAYER = frozenset({"cohere", "cohere2", "gemma2", "gemma3n", "gemma3n_text"})
+"""Types of models that vLLM computes with the input embedding alone."""
+
+
+def has_packed_output(model: Any, device: str) -> bool:
+    """Whether vLLM packs an output layer that is tied to the input embedding, and so needs separate weights.
+
+    Args:
+        model: transformers model.
+        device: Type of the device.
+    """
+    return device == "cpu" and model.config.model_type not in _WITHOUT_OUTPUT_LAYER
+
+
 class WeightNames:
     """Renames the weights of a model for vLLM.
 
