@@ -12,13 +12,13 @@ from seeing_models import Seeing, requests_of, write_folder
 from rlhf_core import train
 from rlhf_core.columns import Column
 from rlhf_core.config.sections import LoraConfig
-from rlhf_core.errors import ConfigError
+from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.models.kinds import MARK
 from rlhf_core.types import SamplingParams
 from rlhf_models import CausalLM
 from rlhf_testing.runs import tiny_run
 from rlhf_vllm.images import TYPES, image_input
-from rlhf_vllm.names import WeightNames, published_names
+from rlhf_vllm.names import WeightNames, has_packed_output, published_names
 
 TWO = SamplingParams(max_new_tokens=2)
 pytestmark = pytest.mark.usefixtures("fake_vllm")
@@ -79,6 +79,11 @@ def test_arguments_are_those_of_the_model_in_vllm(family: str, tmp_path: Any) ->
         assert place.is_embed is None or torch.equal(place.is_embed, image.is_feature)
 
 
+def test_a_model_without_an_output_layer_in_vllm_keeps_its_ties(module: Any) -> None:
+    assert has_packed_output(module, "cpu") and not has_packed_output(module, "cuda")
+    assert not has_packed_output(SimpleNamespace(config=SimpleNamespace(model_type="gemma2")), "cpu")
+
+
 @pytest.mark.parametrize(
     ("family", "part", "published"),
     [
@@ -126,6 +131,15 @@ def test_a_model_that_vllm_computes_otherwise_is_refused(engine: Any, tmp_path: 
     with pytest.raises(ConfigError, match="not known to be the trainer's for models of the type gemma3") as raised:
         engine(gemma.model, gemma.tokenizer)
     assert "use the engine hf, or one of llava, " in str(raised.value)
+
+
+def test_a_version_of_vllm_without_processed_images_is_refused_at_the_start(
+    seeing: Seeing, engine: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "old")
+    with pytest.raises(PluginError, match="does not take processed images") as raised:
+        engine(seeing.model, seeing.tokenizer)
+    assert "install vLLM 0.32 or newer" in str(raised.value)
 
 
 def test_an_adapter_that_vllm_would_apply_to_a_part_is_refused(seeing: Seeing, engine: Any) -> None:

@@ -17,7 +17,7 @@ from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason
 from rlhf_models import GenerationJob
 
-from .images import image_input
+from .images import check_version, image_input
 from .start import WHERE, Settings, can_sleep, describe_error, engine_args, import_vllm
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class VllmBackend:
         self._banned_words = list(settings.config.banned_words)
         self._num_workers = settings.config.tensor_parallel_size
         self._vllm = vllm = import_vllm()
+        if settings.image_token_id is not None:
+            check_version()
         self._sleeps = can_sleep(settings)
         try:
             arguments = vllm.EngineArgs(**engine_args(settings, self._sleeps))

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_core.errors import PluginError
 from rlhf_models import PromptImage
+
+from .start import WHERE
 
 TYPES = ("llava", "idefics3", "smolvlm", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Types of models (`model_type`) whose log-probs `test_real_vllm_images` compares with those of the trainer."""
@@ -25,6 +28,16 @@ _COUNTS: Mapping[str, str] = {
 """`model_type` -> argument with the number of each image's rows of pixels."""
 _MASKED = frozenset({"idefics3", "smolvlm"})
 """Types whose tiles may be padded, so that vLLM's model needs a mask."""
+
+
+def check_version() -> None:
+    """Raise `PluginError` if vLLM does not take processed images."""
+    try:
+        from vllm.inputs import mm_input  # noqa: F401
+    except ImportError as error:
+        raise PluginError(
+            "this version of vLLM does not take processed images", where=WHERE, hint="install vLLM 0.32 or newer"
+        ) from error
 
 
 def image_input(

@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from . import inputs, lora, multimodal, platforms, sampling_params
 from .sampling_params import RequestOutputKind
 
+if os.environ.get("FAKE_VLLM") == "old":
+    del inputs.mm_input
 if os.environ.get("FAKE_VLLM") == "broken":
     raise RuntimeError("operator torchvision::nms does not exist\nand more")
 
