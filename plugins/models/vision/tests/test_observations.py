@@ -307,3 +307,19 @@ def test_a_resume_replays_turns_that_saw_the_same_images(llava, tmp_path):
     assert (first_count, again_count, other_count) == (3, 0, 2)
     assert torch.equal(first.response_ids, again.response_ids)
     assert torch.equal(first.columns["observed_pixels"], again.columns["observed_pixels"])
+
+
+def test_engines_with_their_own_model_get_observed_images_one_by_one(seeing):
+    (item,) = items(play_messages(seeing, OBSERVATIONS))
+    ids = torch.cat([item.prompt_ids, item.response_ids])[None]
+    inputs = item.columns.model_inputs
+    found = seeing.kind.image_prompt(ids[0].tolist(), inputs)
+    batch = {name: value[None] for name, value in inputs.items()}
+    arguments = seeing.kind.inputs(ids, torch.ones_like(ids, dtype=torch.bool), batch)
+    pixels = torch.cat([each.pixels for each in found.images])
+    assert torch.equal(pixels, arguments["pixel_values"].view(pixels.shape))
+    places = [each.first + int(place) for each in found.images for place in each.is_feature.nonzero()]
+    image = seeing.kind.image_token_id
+    assert places == [place for place, token in enumerate(found.ids) if token == image]
+    assert [each.first for each in found.images] == sorted(each.first for each in found.images)
+    assert len(found.images) == 4 and all(len(each.is_feature) for each in found.images)

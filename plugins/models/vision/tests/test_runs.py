@@ -1,8 +1,10 @@
 """Runs with images: from a JSON Lines file or generated, through rewards, samples, checkpoints and refusals."""
 
 import json
+from importlib.util import find_spec
 from io import BytesIO
 from random import Random
+from shutil import copytree
 
 import pytest
 import yaml
@@ -151,6 +153,21 @@ def test_what_is_refused(tmp_path, capsys, changes, problem):
     file.write_text(yaml.safe_dump({**RUN, **changes}))
     assert run(["train", str(file), "--output", str(tmp_path / "run")]) == 2
     assert problem in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed here")
+def test_a_processor_that_needs_torchvision_is_one_line_with_what_to_install(folders, tmp_path, capsys):
+    folder = tmp_path / "model"
+    copytree(folders("llava"), folder)
+    options = json.loads((folder / "preprocessor_config.json").read_text())
+    options["image_processor_type"] = "Lfm2VlImageProcessor"  # transformers has no PIL form of it
+    (folder / "preprocessor_config.json").write_text(json.dumps(options))
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**RUN, "model": {"path": str(folder)}}))
+    assert run(["train", str(file), "--dry-run"]) == 2
+    (problem, hint) = capsys.readouterr().err.strip().splitlines()
+    assert problem.endswith("has no PIL form, and torchvision is not installed")
+    assert hint.strip() == "-> pip install torchvision, built for your version of torch"
 
 
 def test_pictures_of_a_dataset_have_the_same_bounds(tmp_path, capsys):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from rlhf_core import Column
 from rlhf_core.errors import DataError, UserInputError, first_line
 from rlhf_images import ImageReference, accept_text_messages, render_prompt
-from rlhf_models import CausalLM, PromptInputs
+from rlhf_models import CausalLM, ImagePrompt, ImagePrompts, PromptInputs
 
 from .config import FAMILIES, TINY
 from .families.base import Family, PixelBatch
 from .image_columns import COLUMNS, COUNT, PIXELS, SIZES, find_image_tokens, images_of_rows, observed_columns
+from .prompt_images import prompt_images
 from .tiny import tiny_config, tiny_model, tiny_processor, tiny_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ _LANGUAGE = frozenset({"language_model", "text_model"})
 """Names of the language model in the families. Vision towers of some have a part `vision_model`."""
 
 
-class ImageText(PromptInputs, CausalLM):
+class ImageText(PromptInputs, ImagePrompts, CausalLM):
     """Encodes images in prompts, and feeds them to the model in every forward pass."""
 
     auto_class = "AutoModelForImageTextToText"
@@ -78,11 +80,12 @@ class ImageText(PromptInputs, CausalLM):
                 return getattr(transformers, family.processor_class)()
             return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
         except Exception as error:  # the class depends on the library that is missing or the file that is broken
-            raise UserInputError(
-                f"cannot load the image processor of {path!r}: {first_line(error)}",
-                where=_WHERE,
-                hint="get its preprocessor_config.json. If the message names torchvision: pip install torchvision",
-            ) from error
+            problem = f"cannot load the image processor of {path!r}: {first_line(error)}"
+            hint = "use the preprocessor_config.json that the model was published with"
+            if "torchvision" in str(error) and find_spec("torchvision") is None:
+                problem = f"the image processor of {path!r} has no PIL form, and torchvision is not installed"
+                hint = "pip install torchvision, built for your version of torch"
+            raise UserInputError(problem, where=_WHERE, hint=hint) from error
 
     def check(self) -> None:
         if not self.is_tiny:
@@ -130,6 +133,10 @@ class ImageText(PromptInputs, CausalLM):
 
     def save(self, model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
         super().save(model, weights, tokenizer, folder)
+        self.save_processor(folder)
+
+    def save_processor(self, folder: Path) -> None:
+        """Write the files of the image processor (see `ImagePrompts`)."""
         self.family.processor.save_pretrained(folder)
 
     def encode(self, record: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
@@ -219,6 +226,24 @@ class ImageText(PromptInputs, CausalLM):
                 hint="use one process, or prompts that all have an image",
             )
         return arguments
+
+    @property
+    def image_token_id(self) -> int:
+        """Id of the image token (see `ImagePrompts`)."""
+        return self.family.image_token_id
+
+    def image_prompt(self, prompt_ids: Sequence[int], columns: Mapping[str, Tensor]) -> ImagePrompt:
+        """Return a prompt's ids, with the pad token for image tokens that the policy sampled, and its images.
+
+        See `ImagePrompts`.
+        """
+        ids, batch = torch.tensor([prompt_ids]), {name: value[None] for name, value in columns.items()}
+        is_token = ids == self.image_token_id
+        is_image = torch.zeros_like(is_token)
+        if batch:
+            is_image = find_image_tokens(is_token, torch.ones_like(is_token), batch)
+        read = tuple(ids.masked_fill(is_token & ~is_image, self._unread_id)[0].tolist())
+        return ImagePrompt(read, prompt_images(self.family, is_image, batch) if bool(is_image.any()) else ())
 
     def kept(self, columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the offset of positions after each prompt (see `PromptInputs`)."""

@@ -88,6 +88,10 @@ class Family(ABC):
     def arguments(self, batch: PixelBatch) -> Mapping[str, Any]:
         """Return the forward's arguments for a batch with at least one image."""
 
+    def size_arguments(self, sizes: Tensor) -> Mapping[str, Tensor]:
+        """Return those of `arguments` that describe images, name -> [images, k]. `sizes`: as in `PixelBatch`."""
+        return {}
+
     def text_arguments(self, input_ids: Tensor, attention_mask: Tensor) -> Mapping[str, Any]:
         """Return the forward's other arguments, which it also needs without images. [B, S] int64 and bool."""
         return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
