@@ -9,6 +9,7 @@ from rlhf_core.types import Message
 
 IMAGE_TYPES = ("image", "image_url")
 """Values of `type` of image parts."""
+_IMAGE_KEYS = ("image", "bytes", "path", "url", "image_url", "base64")
 Content = str | list[Mapping[str, Any]]
 """A text, or text and image parts."""
 
@@ -39,6 +40,23 @@ def images_of(messages: object) -> list[Any]:
         return []
     contents = [each.get("content") for each in messages if isinstance(each, Mapping)]
     return [part for content in contents if isinstance(content, list | tuple) for part in content if is_image(part)]
+
+
+def has_image_parts(value: object) -> bool:
+    """Return whether a tool's result is text and image parts. Other lists, such as records with a `type`, are not.
+
+    Example:
+        >>> has_image_parts([{"type": "image", "image": "board.png"}]), has_image_parts([{"type": "image", "width": 3}])
+        (True, False)
+    """
+    if not isinstance(value, list | tuple) or not any(map(is_image, value)):
+        return False
+    return all(
+        any(part.get(key) is not None for key in _IMAGE_KEYS)
+        if is_image(part)
+        else isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in value
+    )
 
 
 def text_of(content: object) -> str:

@@ -114,6 +114,18 @@ class EpisodeRows:
             )
         )
 
+    def open_call(self, messages: Sequence[Message] | str, tools: tuple[Tool, ...]) -> EpisodeRow:
+        """Add and return a row for an agent's call. Markers of the prompt's images in its messages become images."""
+        prompt, sight = self.task.prompt, self.rules.sight
+        if isinstance(messages, str):
+            if any(each.marker in messages for each in self.images.values()):
+                self._check_text()
+            return self.open_text(messages)
+        is_prompt = tuple(messages) == prompt.messages and not tools
+        return self.open_chat(
+            tuple(messages) if sight is None or is_prompt else sight.with_images(messages, prompt), tools
+        )
+
     def add(self, row: EpisodeRow) -> EpisodeRow:
         """Add and return a row. Raises `EpisodeError` if its prompt is empty."""
         if not row.prompt_ids:

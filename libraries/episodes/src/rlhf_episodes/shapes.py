@@ -23,7 +23,7 @@ from rlhf_core.types import Message, ToolCall
 
 from .attempt import Caller
 from .compaction import Compact, next_turn
-from .contents import Content, images_of, text_of
+from .contents import Content, has_image_parts, text_of
 from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Status, Task, Tool
 from .environment_shape import tool_methods
 from .progress import MAX_STATE_CHARS, RESET, Step
@@ -151,7 +151,7 @@ class ToolEnvironment:
             self._num_invalid += 1
             return f"error: {arguments}"
         result = await self._call(f"tool {tool_call.name}", tool.function, **arguments)
-        content = list(result) if images_of([{"content": result}]) else str(result)
+        content = list(result) if has_image_parts(result) else str(result)
         _check_length(text_of(content), f"tool {tool_call.name}")
         return content
 

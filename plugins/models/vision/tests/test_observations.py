@@ -17,6 +17,9 @@ from rlhf_core.batching import collate
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import EpisodeError
 from rlhf_episodes import Outcome
+from rlhf_episodes.contents import has_image_parts
+from rlhf_episodes.conversations import Conversations
+from rlhf_episodes.endpoint import Call, CallRefused, ChatMessage
 from rlhf_episodes.sight import SeeingKind, Sight
 from rlhf_forward import policy_forward
 from rlhf_hf.config import HfEngineConfig
@@ -192,6 +195,34 @@ def test_the_result_of_a_tool_may_have_images(llava):
     text = llava.tokenizer.decode(item.response_ids)
     assert "<tool_response>\nDone: <image><image>" in text and "</tool_response>" in text
     assert gap(llava, collate([item])) < 99  # the row can be trained on, whatever its log-probs
+
+
+def test_a_list_of_records_with_a_type_is_a_text():
+    rows = [{"type": "image", "width": 3}, {"type": "link"}]
+    assert not has_image_parts(rows) and not has_image_parts(["a", {"type": "image", "image": "a.png"}])
+    assert has_image_parts([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}])
+
+
+def test_a_call_of_an_agent_shows_the_images_of_the_prompt(llava):
+    """By their markers, wherever its messages contain them. A plain text cannot."""
+    problems = []
+
+    async def run(task, policy):
+        calls = Conversations(policy._episode)
+        text = task.prompt.messages[0]["content"]
+        first = ChatMessage(role="user", content="Hint: ")
+        await calls.answer(Call(messages=(first, ChatMessage(role="user", content=text))))
+        with pytest.raises(CallRefused) as refused:
+            await calls.answer(Call(text=text))
+        problems.append(str(refused.value))
+        return Outcome()
+
+    options = {"engine": engine_of(llava), "max_new_tokens": 3, "sight": sight_of(llava), "tokenizer": llava.tokenizer}
+    played = play_one(driven(run), prompt=llava.prompt(*PROMPT), **options)
+    (item,) = items(played)
+    assert int(item.columns["images_tokens"]) == item.prompt_ids.tolist().count(llava.kind.image_token_id) > 0
+    assert gap(llava, collate([item])) < 1e-4
+    assert "images cannot be extended" in problems[0]
 
 
 def test_branches_have_the_images_that_they_saw(llava):
