@@ -179,7 +179,7 @@ class RunPlayer(TimedPlayer):
             if played.sample_id not in waiting:
                 raise self._wrong(f"answered sample {played.sample_id}, which is not or no longer requested")
             waiting.remove(played.sample_id)
-            if unknown := {name for row in played.rows for name in row.columns} - self._columns:
+            if unknown := {n for row in played.rows for n in row.columns} - {*self._columns, *played.prompt.columns}:
                 raise self._wrong(f"added a column {min(unknown)!r}, which no section declares in `columns`")
             yield played
         if waiting:

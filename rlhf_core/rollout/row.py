@@ -34,7 +34,7 @@ class Row:
     """Number of first turns that an earlier row of the sample contains too, and that only count there."""
     finish_reason: FinishReason = "stop"
     columns: Columns = field(default_factory=Columns)
-    """Columns of the row, declared by its section."""
+    """Columns of the row, declared by its section, and values that replace those of columns of its prompt."""
 
     @property
     def ids(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,26 @@ def test_a_resume_changes_nothing(single: Path, tmp_path: Path) -> None:
     train({**RUN, "train": {**TRAIN, "episodes": 1}}, output=tmp_path / "run")
     train(RUN, output=tmp_path / "run", resume="auto")
     assert_equal(tmp_path / "run", single)
+
+
+def observing(folder: Path) -> dict[str, Any]:
+    """A run of the game that `docs/images.md` shows, which draws its board before each turn."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "images.md"
+    (block,) = re.findall(r"```python\n(# lamp\.py\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (folder / "lamp.py").write_text(block)
+    run = {name: value for name, value in RUN.items() if name not in ("prompts", "rewards")}
+    return {**run, "environment": {"name": f"{folder}/lamp.py:Lamp", "max_turns": 3}}
+
+
+@pytest.fixture(scope="module")
+def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("game")
+    train(observing(folder), output=folder / "run", trust=True)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("change", [{"strategy": {"name": "torch-ddp"}}, {"transport": RAY}], ids=["ddp", "ray"])
+def test_images_in_observations_train_as_in_one_process(game: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    num_processes = 2 if "strategy" in change else 1
+    train({**observing(tmp_path), **change}, output=tmp_path / "run", trust=True, num_processes=num_processes)
+    assert_equal(tmp_path / "run", game)

@@ -117,7 +117,7 @@ def same(found: Any) -> Any:
     """What a trainer sees: tokens reused by the engine are not part of it, nor is the class of a row."""
     for each in found:
         for row in each["rows"]:
-            for name in ("tools", "conversation"):
+            for name in ("tools", "conversation", "opening", "observed"):
                 row.pop(name, None)
             row["sampled"] = {
                 place: (number, {name: value for name, value in completion.items() if name != "num_reused"})

@@ -17,6 +17,7 @@ from rlhf_episodes.playable import Playable
 from rlhf_episodes.rules import Rules
 from rlhf_episodes.section import EnvironmentConfig
 from rlhf_episodes.shapes import new_environment
+from rlhf_episodes.sight import Sight
 from rlhf_testing.engine import FakeEngine
 from rlhf_testing.models import tiny_tokenizer
 from rlhf_testing.samples import make_prompt
@@ -55,6 +56,7 @@ def player(
     seed: int = 0,
     stop: tuple[str, ...] = (),
     times: PhaseTimes | None = None,
+    sight: Sight | None = None,
     **options: Any,
 ) -> EnvironmentPlayer:
     """Create a player of the environments that `make` returns."""
@@ -66,6 +68,7 @@ def player(
         context_tokens=context_tokens,
         eos_token_ids=frozenset({tokenizer.eos_token_id}),
         structures=AnswerStructures(engine, tokenizer),
+        sight=sight,
     )
     return EnvironmentPlayer(
         [Playable(make=partial(new_environment, make), rules=rules, name="test")],

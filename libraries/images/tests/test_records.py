@@ -103,7 +103,7 @@ def test_images_of_a_key_are_placed_in_the_prompt(reader, prompt, expected):
         ({"prompt": "?", "images": [{"image": {"image": {"image": "red.png"}}}]}, "an image is a dict"),
         ({"prompt": user(*[{"type": "image", "image": "red.png"}] * 4)}, "it has 4 images, at most 3"),
         ({"prompt": "?", "images": ["none.png"]}, "there is no image 'none.png'"),
-        ({"prompt": "?", "images": ["http://localhost:1/x.png"]}, "download it, and give its path"),
+        ({"prompt": "?", "images": ["http://localhost:1/x.png"]}, "download it and give its path, or allow its host"),
         ({"prompt": "?", "images": ["data:image/png;base64,%%%"]}, "is not base64"),
         ({"prompt": "?", "images": [7]}, "an image is a int"),
         ({"prompt": "<image:0011223344556677>", "images": ["red.png"]}, "contains a marker"),
@@ -152,6 +152,14 @@ def test_markers_are_found():
     reference = ImageReference.of({"sha256": "ab" * 32}, lambda: None)
     assert find_markers(f"x{reference.marker}y") == [(1, 25, "ab" * 8)]
     assert find_markers("<image><image:12>") == []
+
+
+def test_a_wrong_extension_does_not_matter(reader):
+    (reader.folder / "red.jpg").write_bytes(encoded())
+    (reader.folder / "page.png").write_bytes(b"<html></html>")
+    assert reader.read("red.jpg").open().size == (6, 4)
+    with pytest.raises(ImageError, match="is not of the formats"):
+        reader.read("page.png")
 
 
 def test_the_size_is_that_of_the_turned_picture(reader):

@@ -135,6 +135,12 @@ def test_declared_columns_are_on_the_rows(player):
     assert [float(row.columns["novel"]) for each in found.play(SAMPLES) for row in each.rows] == [1.0] * 3
 
 
+def test_a_row_may_replace_a_column_of_its_prompt(player):
+    columns = Columns({"novel": 0.0}, {"novel": Column("prompt")})
+    samples = [(replace(prompt, columns=columns), number) for prompt, number in SAMPLES]
+    assert [float(row.columns["novel"]) for each in player(adds=Adds).play(samples) for row in each.rows] == [1.0] * 3
+
+
 def test_a_section_that_raises_is_named_and_the_players_before_it_are_closed(player):
     opened = []
 

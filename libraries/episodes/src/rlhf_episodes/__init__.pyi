@@ -27,4 +27,5 @@ from .shapes import UseTool as UseTool
 from .shapes import converse as converse
 from .shared import SharedEnvironments as SharedEnvironments
 from .shared import shares_resources as shares_resources
+from .sight import SeeingKind as SeeingKind
 from .tool_functions import ToolFunction as ToolFunction

@@ -24,6 +24,7 @@ from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Ta
 from .episode import Episode
 from .progress import EpisodeLost, Progress
 from .section import TURN_NUMBER, EnvironmentConfig
+from .sight import with_seen
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -269,8 +270,9 @@ def _build_played(task: Task, episode: Episode, outcome: Outcome) -> Played:
     for row in rows:
         own = {ENVIRONMENT: measured if row is rows[0] else {}, TURN_NUMBER: _turn_numbers(row)}
         row.columns = Columns(own, EnvironmentConfig.columns)
-        row.columns |= _row_columns(row, outcome.columns, episode.rules.columns)
-    return Played(task.prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards))
+        row.columns |= _row_columns(row, outcome.columns, episode.rules.columns) | episode.changed_columns(row)
+    prompt = with_seen(task.prompt, episode.images)
+    return Played(prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards))
 
 
 def _turn_numbers(row: Row) -> list[int]:

@@ -16,6 +16,7 @@ from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.types import Message
 
 from .chat_template import USER, WHERE, ChatTemplate
+from .contents import joined
 from .contract import Tool
 from .renderer_formats import INSTALL
 from .tool_calls import FORMATS, ToolFormat
@@ -87,9 +88,17 @@ class ChatFormat:
         the policy's replies as `reply_message` returns them. The template may drop parts of them. Raises `DataError` if
         the template refuses the messages.
         """
+        text = self.rendered(messages, tools)
+        return text, self.encoded(text)
+
+    def rendered(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Return the text of `open`. Contents may also be lists of text and image parts."""
         described = self._with_described(messages, tools)
-        text = self._template.render(self._without_tool_role(described, tools), self._native(tools))
-        return text, self._encode(text)
+        return self._template.render(self._without_tool_role(described, tools), self._native(tools))
+
+    def encoded(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a rendered conversation."""
+        return self._encode(text)
 
     def after_reply(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), sampled_ids: Sequence[int]
@@ -106,11 +115,24 @@ class ChatFormat:
             tools: The same as at the first turn.
             sampled_ids: The turn that was sampled.
         """
-        ended = bool(sampled_ids) and sampled_ids[-1] in self.eos_token_ids
-        if not (messages or ended):
+        if not (messages or self._has_ended(sampled_ids)):
             return ()
-        ids = self._after(self._template.after_reply(self._without_tool_role(messages, tools), self._native(tools)))
-        return ids[self._closed_by(sampled_ids[-1], ids) :] if ended else ids
+        return self.encoded_after(self.rendered_after(messages, tools), sampled_ids)
+
+    def rendered_after(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Return the text after a reply: its closing, `messages`, and the generation prompt.
+
+        Raises the errors of `after_reply`. Contents may also be lists of text and image parts.
+        """
+        return self._template.after_reply(self._without_tool_role(messages, tools), self._native(tools))
+
+    def encoded_after(self, text: str, sampled_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the ids of a text of `rendered_after`, without those that a sampled reply already contains."""
+        ids = self._after(text)
+        return ids[self._closed_by(sampled_ids[-1], ids) :] if self._has_ended(sampled_ids) else ids
+
+    def _has_ended(self, sampled_ids: Sequence[int]) -> bool:
+        return bool(sampled_ids) and sampled_ids[-1] in self.eos_token_ids
 
     def reply_message(self, sampled_ids: Sequence[int]) -> Message:
         """Return a sampled reply as a message for the template.
@@ -283,10 +305,10 @@ class ChatFormat:
             is_result = _role(message) == "tool"
             content = message.get("content")
             if is_result:
-                content = f"<tool_response>\n{content}\n</tool_response>"
-            is_merged = after_result and _role(message) in ("tool", "user") and isinstance(content, str)
+                content = joined("<tool_response>\n", content, "\n</tool_response>")
+            is_merged = after_result and _role(message) in ("tool", "user") and content is not None
             if is_merged:
-                merged[-1] = {"role": "user", "content": f"{merged[-1]['content']}\n{content}"}
+                merged[-1] = {"role": "user", "content": joined(merged[-1]["content"], "\n", content)}
             else:
                 merged.append({"role": "user", "content": content} if is_result else message)
             after_result = is_result or is_merged
@@ -352,6 +374,5 @@ def _add_text(message: Message, text: str, *, before: bool) -> Message:
     """Add text before or after a message's content, which may be text or a list of parts."""
     content = message["content"]
     if isinstance(content, str):
-        return {**message, "content": f"{text}\n\n{content}" if before else f"{content}\n\n{text}"}
-    part = [{"type": "text", "text": text}]
-    return {**message, "content": [*part, *content] if before else [*content, *part]}
+        text = f"{text}\n\n" if before else f"\n\n{text}"
+    return {**message, "content": joined(text, content) if before else joined(content, text)}

@@ -12,6 +12,7 @@ from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.prompts.encoder import Refusal, render_chat
 from rlhf_core.types import Message, ToolCall
 
+from .contents import Content, images_of, is_image, parts_of
 from .contract import Tool
 from .renderer_formats import Example, recognise_renderer
 from .response_formats import ResponseFormat, format_of_tokens, recognise_reply
@@ -46,6 +47,13 @@ def _calling(name: str, arguments: object) -> Message:
     # Differs from the id of results: for equal ids, some templates write the name of the call, not of the result.
     call = {"type": "function", "id": "call00001", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _probe_of(content: object) -> Content:
+    """Return the content of a probe with the same images."""
+    if not images_of([{"content": content}]):
+        return _CONTENT
+    return [part if is_image(part) else {"type": "text", "text": _CONTENT} for part in parts_of(content)]
 
 
 def shared_length(one: str, other: str) -> int:
@@ -90,9 +98,10 @@ class ChatTemplate:
         """
         reply = self._reply_before(messages)
         text = self._rest(self.render([USER, reply, *messages], tools))
-        kind = (*(message.get("role") for message in messages), bool(tools))
+        probes = [{**message, "content": _probe_of(message.get("content"))} for message in messages]
+        kind = (*((message.get("role"), str(message["content"])) for message in probes), bool(tools))
         if kind not in self._verified:
-            self._verify([{**message, "content": _CONTENT} for message in messages], tools)
+            self._verify(probes, tools)
             self._verified.add(kind)
         return text
 

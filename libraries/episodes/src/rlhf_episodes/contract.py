@@ -143,6 +143,10 @@ class Policy(Protocol):
         `environment.max_tokens` limits all branches together. The model's context limits each branch.
         """
 
+    @property
+    def sees_images(self) -> bool:
+        """Whether messages may contain images."""
+
     async def turn(
         self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
     ) -> Reply:
@@ -150,7 +154,7 @@ class Policy(Protocol):
 
         Args:
             messages: Only the messages since the last turn. None continues the last reply. On the first turn they
-                become part of the prompt.
+                become part of the prompt. Contents may be lists of text and image parts.
             tools: Tools that the policy may call. Fixed at the first turn.
             stop: Texts that end this turn, in addition to those of the run.
             options: Options of the generation request, by the names that the engine accepts.

@@ -106,7 +106,7 @@ class Conversations:
             if call.text is None:
                 past = template_messages(call.messages, episode.chat.tool_format)
             if earlier is None:
-                row = episode.open_text(past) if isinstance(past, str) else episode.open_chat(tuple(past), call.tools)
+                row = episode.open_call(past, call.tools)
                 return row, row.mark
             row = earlier.row
             is_free = row.mark == earlier.end and not any(each is row for each in self._busy)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.errors import EpisodeError
-from rlhf_core.types import Completion, GenerationRequest, Message, ToolCall
+from rlhf_core.types import Completion, GenerationRequest, ToolCall
 
 from .compaction import Compaction, ContextFull
 from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
 from .endpoint import Endpoints
 from .progress import Progress
 from .row import EpisodeRow
+from .rows import EpisodeRows
 from .rules import Rules
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ OVER = "the episode is over"
 NO_FORK = "call fork() after a turn: before the first, there is nothing to share"
 
 
-class Episode:
+class Episode(EpisodeRows):
     """Rows, limits and counts of one episode."""
 
     def __init__(
@@ -40,17 +40,12 @@ class Episode:
         endpoints: Endpoints,
         progress: Progress | None = None,
     ) -> None:
-        self.rules = rules
+        super().__init__(rules, task)
         self.progress = progress or Progress()
-        self.chat = rules.chat
-        self.task = task
         self._sample_turn = sample_turn
         self._clock = clock
         self._endpoints = endpoints
         self._endpoint: asyncio.Task[Endpoint] | None = None
-        self.rows: list[EpisodeRow] = []
-        self.tools: tuple[Tool, ...] | None = None
-        """Tools of the first turn, or None before it."""
         self.num_turns = 0
         """Number of the policy's turns."""
         self.bad_tool_calls = 0
@@ -136,7 +131,7 @@ class Episode:
             branch=row.branch,
             offset=row.num_sampled,
             max_new_tokens=limit,
-            inputs=self.task.prompt.columns.model_inputs,
+            inputs=(self.task.prompt.columns | self.changed_columns(row)).model_inputs,
             goes_on=self.remaining_turns > 0,
             options=options or {},
         )
@@ -177,92 +172,10 @@ class Episode:
         self.bad_tool_calls += sum(call.error is not None or call.name not in names for call in calls)
         return calls
 
-    def open_row(self, messages: Messages) -> EpisodeRow:
-        """Add and return the first row: the prompt, followed by the environment's messages before the first turn."""
-        prompt = self.task.prompt
-        # Without a prompt, the row is a conversation if the model has a chat template or there are tools.
-        is_chat = self.tools or (not prompt.text and self.rules.tokenizer.chat_template)
-        if prompt.messages is None and not is_chat and (messages is None or isinstance(messages, str)):
-            text = prompt.text + (messages or "")
-            return self.open_text(text, prompt.prompt_ids if not messages else None)
-        before = prompt.messages
-        if before is None:
-            before = as_messages(prompt.text) if prompt.text else ()
-        return self.open_chat((*before, *as_messages(messages)), self.tools or ())
-
-    def open_text(self, text: str, ids: tuple[int, ...] | None = None) -> EpisodeRow:
-        """Add and return a row that starts with plain text. `ids` are its tokens, if they are known."""
-        ids = self.rules.encoder.encode(text) if ids is None else ids
-        return self.add(EpisodeRow(branch=len(self.rows), text=text, prompt_ids=ids, messages=None))
-
-    def open_chat(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> EpisodeRow:
-        """Add and return a row that starts with a whole conversation."""
-        text, ids = self.chat.open(messages, tools)
-        prompt = self.task.prompt
-        if prompt.columns.model_inputs and messages == prompt.messages and not tools:
-            ids = prompt.prompt_ids  # which may have tokens for these inputs, such as those of images
-        return self.add(
-            EpisodeRow(
-                branch=len(self.rows),
-                text=text,
-                prompt_ids=ids,
-                messages=messages,
-                tools=tools,
-                conversation=list(messages),
-            )
-        )
-
-    def add(self, row: EpisodeRow) -> EpisodeRow:
-        """Add and return a row. Raises `EpisodeError` if its prompt is empty."""
-        if not row.prompt_ids:
-            raise EpisodeError(
-                "the first turn has nothing to continue: neither the prompt nor the environment provided text",
-                where=f"sample {self.task.sample_id}",
-                hint="return an observation from reset, or add prompts to the run",
-            )
-        self.rows.append(row)
-        return row
-
-    def remove(self, row: EpisodeRow) -> None:
-        """Remove a row in which no turn was sampled, if it is the last one. Otherwise its number stays taken."""
-        if row is self.rows[-1] and not row.own_turns:
-            self.rows.pop()
-
     def is_full(self, row: EpisodeRow) -> bool:
         """Whether a turn of the maximum length no longer fits after `row`."""
         turn = self.rules.sampling.max_new_tokens
         return remaining_tokens(self.tokens_left, self.context_left(row), turn) < turn
-
-    def reopen_row(self, row: EpisodeRow, messages: Messages) -> EpisodeRow:
-        """Add and return a row that starts with a shorter conversation than `row` has."""
-        if row.messages is not None:
-            return self.open_chat(as_messages(messages), row.tools)
-        return self.open_text(messages if isinstance(messages, str) else "")
-
-    def continue_row(self, row: EpisodeRow, messages: Messages) -> EpisodeRow:
-        """Append new messages after the last turn and return the row.
-
-        With `history: branch`, return a new row if the template renders earlier replies differently than sampled.
-        """
-        if row.messages is None:
-            if messages is None:
-                return row
-            text = messages if isinstance(messages, str) else "".join(str(each["content"]) for each in messages)
-            row.give(self.chat.text_ids(text), text)
-            return row
-        new = as_messages(messages)
-        if self.rules.options.history == "branch" and self._is_cut(row, new):
-            return self.open_chat((*row.conversation, *new), row.tools)
-        ids = self.chat.after_reply(new, tools=row.tools, sampled_ids=row.last_sampled)
-        row.conversation += new
-        if ids:
-            text = messages if isinstance(messages, str) else "\n".join(str(each.get("content", "")) for each in new)
-            row.give(ids, text)
-        return row
-
-    def _is_cut(self, row: EpisodeRow, new: Sequence[Message]) -> bool:
-        """Whether the template renders replies of this row differently than sampled once `new` follows."""
-        return self.chat.check(row.tools).cuts(new, thinking=any(map(self.chat.thinks, row.replies)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +189,7 @@ class State:
     context_left: int | None
     can_fork: bool
     """Whether a turn was sampled and none is being sampled."""
+    sees_images: bool = False
 
     @property
     def remaining_tokens(self) -> int:
@@ -308,7 +222,12 @@ class EpisodePolicy:
             tokens_left=episode.tokens_left,
             context_left=episode.context_left(self._row),
             can_fork=self._row is not None and self._is_idle,
+            sees_images=self.sees_images,
         )
+
+    @property
+    def sees_images(self) -> bool:
+        return self._episode.rules.sight is not None
 
     async def turn(
         self,
@@ -329,6 +248,7 @@ class EpisodePolicy:
             episode.tools = tuple(tools)
         elif tools and tuple(tools) != episode.tools:
             raise ValueError("tools cannot change after the first turn of an episode")
+        messages = episode.read(messages)
         row = self._row
         if row is None:
             row = episode.open_row(messages)
@@ -375,15 +295,3 @@ def remaining_tokens(tokens_left: int | None, context_left: int | None, turn_tok
         (60, 512)
     """
     return max(0, min([limit for limit in (tokens_left, context_left) if limit is not None], default=turn_tokens))
-
-
-def as_messages(content: Messages, role: str = "user") -> tuple[Message, ...]:
-    """Return an observation as chat messages. Text becomes one message of `role`.
-
-    Example:
-        >>> as_messages("Too low.")
-        ({'role': 'user', 'content': 'Too low.'},)
-    """
-    if content is None:
-        return ()
-    return ({"role": role, "content": content},) if isinstance(content, str) else tuple(content)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, cast
 
 from rlhf_core.components import RewardContext, TaskContext
 from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolved import Configured
+from rlhf_core.config.resolved import Configured, ResolvedRun
 from rlhf_core.config.select import Selector
+from rlhf_core.models import model_kind_for
 from rlhf_core.place import resolve_device
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rollout.player import PlayerContext
@@ -32,6 +33,7 @@ from .section import EnvironmentConfig
 from .selected import resolve_environment
 from .shapes import new_environment
 from .shared import EnvironmentMaker, is_shared
+from .sight import SeeingKind, Sight
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +67,21 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
         purpose="evaluation-task" if context.purpose == "evaluation" else "task",
         times=context.times,
         rewards=lambda: RewardContext(str(resolve_device(model.device)), context.seed, model.path),
+        sight=_sight(context.run),
     )
     player.journal = journal
     return player
+
+
+def _sight(run: ResolvedRun) -> Sight | None:
+    """Return what reads images in observations, with the bounds of the prompts' images. None for a text model."""
+    kind = model_kind_for(run.run.model)
+    if not isinstance(kind, SeeingKind):
+        return None
+    from rlhf_images import ImageLimits
+
+    limits = getattr(run.prompts.config, "limits", None)
+    return Sight(kind, limits if isinstance(limits, ImageLimits) else ImageLimits(), Path.cwd())
 
 
 def build_environment_player(
@@ -81,6 +95,7 @@ def build_environment_player(
     base_folder: Path | None = None,
     times: PhaseTimes | None = None,
     rewards: Callable[[], RewardContext] | None = None,
+    sight: Sight | None = None,
 ) -> EnvironmentPlayer:
     """Build the player of an environment's episodes, also outside a run.
 
@@ -94,6 +109,7 @@ def build_environment_player(
         base_folder: Folder for relative paths in the environment's options. None is the working folder.
         times: Times and token counts to add to. Players of a run share them.
         rewards: Returns the context in which rewards of several environments are built. None is a CPU.
+        sight: Reads images in observations. None if the model does not see.
 
     Returns:
         A player. Close it to end the processes of isolated environments.
@@ -101,7 +117,7 @@ def build_environment_player(
     options = environment.typed(EnvironmentConfig)
     context = TaskContext(seed, base_folder or Path.cwd())
     parts = options.parts()
-    make = partial(_playable, engine=engine, tokenizer=tokenizer, sampling=sampling, context=context)
+    make = partial(_playable, engine=engine, tokenizer=tokenizer, sampling=sampling, context=context, sight=sight)
     player = partial(
         EnvironmentPlayer, engine=engine, task=partial(make_task, seed, purpose), times=times or PhaseTimes()
     )
@@ -140,6 +156,7 @@ def _playable(
     tokenizer: PreTrainedTokenizerBase,
     sampling: SamplingParams,
     context: TaskContext,
+    sight: Sight | None,
 ) -> Playable:
     options = environment.typed(EnvironmentConfig)
     name = environment.name.rpartition(":")[2]  # `Game` for `./game.py:Game`
@@ -167,5 +184,6 @@ def _playable(
         eos_token_ids=engine.eos_token_ids,
         structures=AnswerStructures(engine, tokenizer),
         columns=environment.columns,
+        sight=sight,
     )
     return Playable(make=environments, rules=rules, name=name, label=label, maker=maker)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.rollout.row import Row
 from rlhf_core.types import Message
 
 from .contract import Tool
+
+if TYPE_CHECKING:
+    from .sight import PlacedImages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,16 @@ class EpisodeRow(Row):
     """Tools that the policy may call in this row."""
     conversation: list[Message] = field(default_factory=list)
     """All messages so far, replies included. Empty for plain text."""
+    opening: PlacedImages | None = None
+    """Images of the row's prompt. None if it is the prompt of the task, or the model does not see."""
+    observed: dict[int, PlacedImages] = field(default_factory=dict)
+    """Index in `turns` -> images of an observation."""
+
+    @property
+    def observed_parts(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """For each observation with images, the number of tokens before it, and the columns of its images."""
+        starts = list(accumulate((len(turn.token_ids) for turn in self.turns), initial=len(self.prompt_ids)))
+        return [(starts[place], placed.inputs) for place, placed in self.observed.items()]
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +101,7 @@ class EpisodeRow(Row):
             conversation=[*self.conversation[: mark.num_messages - len(last)], *last],
             turns=self.turns[: mark.num_turns],
             sampled={place: each for place, each in self.sampled.items() if place < mark.num_turns},
+            observed={place: each for place, each in self.observed.items() if place < mark.num_turns},
             num_shared_turns=mark.num_turns,
         )
 
@@ -93,8 +109,10 @@ class EpisodeRow(Row):
         """Remove everything after `mark`, which must not include a turn of the policy."""
         assert all(place < mark.num_turns for place in self.sampled)
         del self.turns[mark.num_turns :], self.conversation[mark.num_messages :]
+        self.observed = {place: each for place, each in self.observed.items() if place < mark.num_turns}
 
     def drop_last_observation(self) -> None:
         """Remove the observation after the policy's last turn, which no reply followed."""
         if self.turns and self.turns[-1].role == "environment":
             self.turns.pop()
+            self.observed.pop(len(self.turns), None)

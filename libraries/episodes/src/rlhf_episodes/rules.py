@@ -13,6 +13,7 @@ from rlhf_core.types import SamplingParams
 from .answer_options import AnswerStructures
 from .chat import ChatFormat, chat_format
 from .section import EnvironmentConfig
+from .sight import Sight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +34,8 @@ class Rules:
     """Structures of answers to calls at an endpoint."""
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Columns that the environment declares."""
+    sight: Sight | None = None
+    """Reads images in observations. None if the model does not see."""
     encoder: PromptEncoder = field(init=False)
     """Shared encoder of prompts, so that each prompt is encoded once."""
     chat: ChatFormat = field(init=False)

@@ -23,6 +23,7 @@ from rlhf_core.types import Message, ToolCall
 
 from .attempt import Caller
 from .compaction import Compact, next_turn
+from .contents import Content, has_image_parts, text_of
 from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Status, Task, Tool
 from .environment_shape import tool_methods
 from .progress import MAX_STATE_CHARS, RESET, Step
@@ -30,8 +31,8 @@ from .tool_functions import ToolFunction
 
 logger = logging.getLogger(__name__)
 
-UseTool = Callable[[ToolCall], Awaitable[str]]
-"""Executes a call of a known tool and returns the result as text."""
+UseTool = Callable[[ToolCall], Awaitable[Content]]
+"""Executes a call of a known tool and returns the result as text, or as text and image parts."""
 MAX_OBSERVATION_CHARS = 1_000_000
 """Maximum length of an observation. A longer one is an error of the environment."""
 
@@ -143,14 +144,16 @@ class ToolEnvironment:
         reward = 0.0 if get_reward is None else _number(await self._call("get_reward", get_reward), "get_reward")
         return Outcome(reward=reward, status=status, bad_tool_calls=self._num_invalid)
 
-    async def _use(self, tool_call: ToolCall) -> str:
+    async def _use(self, tool_call: ToolCall) -> Content:
         tool = self._tools[tool_call.name]
         arguments = tool.bind(tool_call)
         if isinstance(arguments, str):
             self._num_invalid += 1
             return f"error: {arguments}"
         result = await self._call(f"tool {tool_call.name}", tool.function, **arguments)
-        return _check_length(result if isinstance(result, str) else str(result), f"tool {tool_call.name}")
+        content = list(result) if has_image_parts(result) else str(result)
+        _check_length(text_of(content), f"tool {tool_call.name}")
+        return content
 
 
 async def converse(
@@ -194,6 +197,7 @@ async def converse(
 
 
 async def _result(tool_call: ToolCall, names: Sequence[str], use: UseTool) -> Message:
+    content: Content
     if tool_call.error is not None:
         content = f"error: {tool_call.error}"
     elif tool_call.name not in names:
@@ -269,7 +273,7 @@ def _check_observation(value: Any, caller: str) -> Messages:
         return _check_length(value, caller)
     if isinstance(value, Sequence) and all(isinstance(each, Mapping) and "role" in each for each in value):
         for message in value:
-            _check_length(str(message.get("content", "")), caller)
+            _check_length(text_of(message.get("content", "")), caller)
         return list(value)
     raise TypeError(f"{caller} returned {value!r:.100}, not text, chat messages or None")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 from io import BytesIO
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import DataError, first_line
@@ -21,6 +22,8 @@ _MAX_CHUNKS = 20_000
 _ORIENTATION = 0x0112
 """EXIF tag: values above 4 swap width and height."""
 _TURNED = "rlhf_turned"
+_ONE_AT_A_TIME = Lock()
+"""Filters of warnings are those of the process: threads would restore each other's. It also bounds memory."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8"
 _START_OF_SCAN = b"\xff\xda"
@@ -81,7 +84,7 @@ def _read(data: bytes, limits: ImageLimits, *, decode: bool) -> Image:
         )
     _check_structure(data)
     try:
-        with warnings.catch_warnings():  # broken metadata
+        with _ONE_AT_A_TIME, warnings.catch_warnings():  # of broken metadata
             warnings.simplefilter("ignore")
             with Image.open(BytesIO(data), formats=[each.upper() for each in limits.formats]) as image:
                 _check_size(image.size, limits)

@@ -1,4 +1,4 @@
-"""Reading of images that records name: a path, base64, bytes, or a Pillow image."""
+"""Reading of images that records name: a path, an address, base64, bytes, or a Pillow image."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ class ImageReader:
         reference = reader.read("digits/0.png")
     """
 
-    def __init__(self, limits: ImageLimits, folder: Path) -> None:
+    def __init__(self, limits: ImageLimits, folder: Path, fetch: Callable[[str], bytes] | None = None) -> None:
         """Create a reader.
 
         Args:
             limits: Bounds on each image.
             folder: Folder of relative paths. Paths outside of it are refused.
+            fetch: Returns the bytes at an http or https address, quickly if they were fetched before, or raises
+                `ImageError`. None refuses addresses.
         """
         self.limits = limits
         self.folder = folder.resolve()
+        self._fetch = fetch
 
     def read(self, value: object) -> ImageReference:
         """Read one image.
@@ -68,7 +71,13 @@ class ImageReader:
         if text.startswith("data:"):
             return self._from_bytes(_from_base64(text.partition(",")[2], self.limits), {})
         if text.startswith(("http://", "https://")):
-            raise ImageError(f"the image is an address ({text:.80})", hint="download it, and give its path")
+            if self._fetch is None:
+                problem, hint = (
+                    f"the image is an address ({text:.80})",
+                    "download it and give its path, or allow its host",
+                )
+                raise ImageError(problem, hint=hint)
+            return self._from_bytes(self._fetch(text), {}, partial(self._fetch, text))
         path = self._path(text)
         return self._from_bytes(self._read_file(path, text), {"path": text}, partial(self._read_file, path, text))
 

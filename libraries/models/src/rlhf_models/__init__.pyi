@@ -19,6 +19,9 @@ from .folders import replacing_folder as replacing_folder
 from .folders import stored_dtype as stored_dtype
 from .folders import write_model_config as write_model_config
 from .folders import write_transformers_folder as write_transformers_folder
+from .image_prompts import ImagePrompt as ImagePrompt
+from .image_prompts import ImagePrompts as ImagePrompts
+from .image_prompts import PromptImage as PromptImage
 from .inference import OpenEngine as OpenEngine
 from .inference import open_engine as open_engine
 from .jobs import MAX_TOP_K as MAX_TOP_K

@@ -10,6 +10,7 @@ from rlhf_core.errors import ConfigError, DivergenceError, SyncError
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 
+from .image_prompts import PromptImage
 from .limits import answer_limit
 
 MAX_TOP_K = 1024
@@ -30,6 +31,8 @@ class GenerationJob:
     sampling: SamplingParams
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the request, without those of a greedy one, which ignores them."""
+    images: Sequence[PromptImage] = ()
+    """Images of the prompt, in order. Jobs of one prompt share them."""
 
     @classmethod
     def of(

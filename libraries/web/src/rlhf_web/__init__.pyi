@@ -6,6 +6,8 @@ from .client import JsonClient as JsonClient
 from .client import RemoteError as RemoteError
 from .connection import WebServer as WebServer
 from .connection import serve_until_stopped as serve_until_stopped
+from .download import check_host as check_host
+from .download import download as download
 from .guard import Bodies as Bodies
 from .guard import Guard as Guard
 from .guard import bearer_key as bearer_key
@@ -13,6 +15,7 @@ from .servers import ClientOptions as ClientOptions
 from .servers import Refused as Refused
 from .servers import ServerLimits as ServerLimits
 from .servers import address_parts as address_parts
+from .servers import allowed_host as allowed_host
 from .servers import bound_socket as bound_socket
 from .servers import environment_key as environment_key
 from .servers import is_loopback as is_loopback

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Collection
@@ -14,6 +15,8 @@ from pydantic import ConfigDict, Field
 
 from rlhf_core.config import Section
 from rlhf_core.errors import UserInputError
+
+_HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +199,28 @@ def server_address(url: str) -> str:
     if parts.query or parts.fragment:
         raise ValueError("contains a query, which would be written to files: name a variable in key_env instead")
     return url.rstrip("/")
+
+
+def allowed_host(text: str) -> str:
+    """Check an entry of a list of allowed hosts. For validators of option fields.
+
+    Args:
+        text: A host or address. `*.NAME` stands for all subdomains of a name, and `*` for all hosts.
+
+    Returns:
+        The entry in lower case.
+
+    Raises:
+        ValueError: It is not a host.
+
+    Example:
+        >>> allowed_host("*.Example.org")
+        '*.example.org'
+    """
+    host = text.lower()
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{text!r:.80} is not a host: write images.example.org, *.example.org, an address, or *")
+    return host
 
 
 def is_loopback(host: str | None) -> bool:

@@ -83,6 +83,24 @@ def test_a_block_of_anthropic_is_the_same_question():
     assert asyncio.run(ask()) == expected_text(address())
 
 
+def test_a_part_of_responses_is_the_same_question():
+    parts = [{"type": "input_text", "text": "Which "}, {"type": "input_image", "image_url": address()}]
+    question = [{"role": "user", "content": [*parts, {"type": "input_text", "text": "digit?"}]}]
+
+    async def ask():
+        async with client_of(VISION) as client:
+            reply = await client.responses.create(model="mine", input=question, temperature=0)
+            count = await client.responses.input_tokens.count(model="mine", input=question)
+            again = await client.responses.create(
+                model="mine", input="Sure?", previous_response_id=reply.id, temperature=0
+            )
+            return reply.output_text, count.input_tokens, again.usage.input_tokens
+
+    text, num_tokens, num_later = asyncio.run(ask())
+    assert (text, num_tokens) == expected_text(address())
+    assert num_later > num_tokens  # with the image of the earlier response
+
+
 def test_what_is_refused():
     async def ask():
         async with client_of(VISION) as client:
@@ -94,6 +112,10 @@ def test_what_is_refused():
             assert "logprobs" in await refusal_of(client, question(address()), logprobs=True)
             tool = {"type": "function", "function": {"name": "now"}}
             assert "cannot have tools" in await refusal_of(client, question(address()), tools=[tool])
+            for part in ({"image_url": "https://example.org/x.png"}, {"file_id": "file-1"}):
+                given = [{"role": "user", "content": [{"type": "input_image", **part}]}]
+                with pytest.raises(openai.BadRequestError, match="images in the request itself"):
+                    await client.responses.create(model="mine", input=given)
             unknown = [{"role": "user", "content": [{"type": "input_audio"}]}]
             assert "parts of the types text, image_url" in await refusal_of(client, unknown)
 

@@ -35,6 +35,7 @@ def test_the_memory_of_conversations_is_bounded(monkeypatch):
         user("x" * 40_000),
         ChatMessage(role="assistant", tool_calls=(nested,), call_ids=("c" * 40_000,)),
         ChatMessage(role="tool", content="", tool_call_id="c" * 40_000),
+        ChatMessage(role="user", images=((0, "data:" + "x" * 40_000),)),
         ChatMessage(role="assistant", tool_calls=(ToolCall(name="n" * 40_000),) * 1, call_ids=("c",)),
     ]
     for message in large:

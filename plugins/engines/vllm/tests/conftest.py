@@ -30,8 +30,9 @@ def engine() -> Iterator[Callable[..., VllmEngine]]:
     """`engine(module, **options)` with run seed 11; closed afterwards."""
     made: list[VllmEngine] = []
 
-    def make(module: nn.Module, **options: object) -> VllmEngine:
-        context = EngineContext(model=module, tokenizer=contract_tokenizer(), device=torch.device("cpu"), seed=11)
+    def make(module: nn.Module, tokenizer: object = None, **options: object) -> VllmEngine:
+        tokenizer = contract_tokenizer() if tokenizer is None else tokenizer
+        context = EngineContext(model=module, tokenizer=tokenizer, device=torch.device("cpu"), seed=11)
         made.append(build(VllmEngineConfig(**{**SMALL, **options}), context))
         return made[-1]
 

@@ -105,9 +105,9 @@ def test_steps_do_not_run_ahead_of_what_they_tell(module, tmp_path):
     from rlhf_vllm.config import VllmEngineConfig
     from rlhf_vllm.start import Settings, engine_args
 
-    plain = Settings(config=VllmEngineConfig(), folder=tmp_path, dtype="float32", device="cpu", eos_ids=(2,))
+    plain = Settings(config=VllmEngineConfig(), folder=tmp_path, dtype="float32", device="cpu", end_ids=(2,))
     flying = Settings(
-        config=VllmEngineConfig(), folder=tmp_path, dtype="float32", device="cpu", eos_ids=(2,), in_flight=True
+        config=VllmEngineConfig(), folder=tmp_path, dtype="float32", device="cpu", end_ids=(2,), in_flight=True
     )
     assert "async_scheduling" not in engine_args(plain, sleeps=False)
     assert engine_args(flying, sleeps=False)["async_scheduling"] is False

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import Gemma2ForCausalLM, LlamaForCausalLM
 
 from rlhf_core.config.sections import LoraConfig as LoraOptions
 from rlhf_core.entry.train import train
@@ -105,6 +106,28 @@ def test_new_weights_in_place(max_shard_bytes, module, engine, collect):
         assert {each.policy_version for each in found.values()} == {version}
 
 
+@pytest.mark.parametrize("family", [LlamaForCausalLM, Gemma2ForCausalLM])
+def test_new_weights_of_a_tied_output_layer(family, engine, collect):
+    """vLLM's CPU build packs the output layer, and does not follow the input embedding. Gemma 2 lacks that layer."""
+    sizes = contract_policy(hidden_size=64).config.to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    module = family(
+        family.config_class(
+            **{name: sizes[name] for name in (*names, "num_key_value_heads", "max_position_embeddings")},
+            tie_word_embeddings=True,
+            **({"head_dim": 32, "attn_logit_softcapping": None} if family is Gemma2ForCausalLM else {}),
+        )
+    ).eval()
+    perturb(module, seed=0, scale=0.2)
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    made, asked = engine(module), make_requests(12)
+    for version in (0, 1):
+        if version:
+            perturb(module, seed=version, scale=0.2)
+            made.weights_updated(version)
+        assert tokens(collect(made, asked, GREEDY)) == greedy_of(module, asked)
+
+
 def test_an_adapter_is_followed_and_does_not_pile_up(engine, collect):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -181,7 +204,7 @@ def test_a_killed_process_is_a_clear_error(module, engine, collect):
     answers = made.generate(make_requests(40), PLAIN)
     next(answers)
     psutil.Process(made._backend._process.pid).kill()
-    with pytest.raises(RlhfError, match="vLLM process was ended by SIGKILL"):
+    with pytest.raises(RlhfError, match="vLLM process crashed: its process was ended by SIGKILL"):
         list(answers)
 
 

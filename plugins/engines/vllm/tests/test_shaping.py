@@ -28,7 +28,7 @@ class Backend(VllmBackend):
         self._vllm = SimpleNamespace(
             SamplingParams=SimpleNamespace, sampling_params=SimpleNamespace(RequestOutputKind=kinds)
         )
-        self._eos_ids, self._banned_words = [1], list(words)
+        self._end_ids, self._banned_words = [1], list(words)
 
 
 def params(sampling, options, words=()):

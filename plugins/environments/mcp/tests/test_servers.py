@@ -91,6 +91,23 @@ def test_unknown_tools_and_wrong_arguments_are_counted(tmp_path):
     assert observations(played)[2] == "3" and played.reward == 1.0
 
 
+def test_images_of_a_result_are_parts():
+    from mcp.types import CallToolResult, ImageContent, TextContent
+
+    from rlhf_mcp.tools import result_content, result_text
+
+    text, image = TextContent(type="text", text="Done."), ImageContent(type="image", data="AAAA", mime_type="image/png")
+    shown = CallToolResult(content=[text, image, TextContent(type="text", text="More")])
+    assert result_content(shown, 6) == [
+        {"type": "text", "text": "Done."},
+        {"type": "image", "base64": "AAAA"},
+        {"type": "text", "text": "M"},
+    ]
+    assert (
+        result_content(CallToolResult(content=[text]), 99) == result_text(CallToolResult(content=[text]), 99) == "Done."
+    )
+
+
 SCHEMAS = {
     "fits": ({"required": ["a"], "properties": {"a": {"type": "integer"}}, "additionalProperties": False}, True),
     "missing": ({"required": ["b"]}, False),

@@ -1,56 +1,34 @@
 """Each family, with a tiny random model: prompts, the gap between engine and trainer, gradients, and saved folders."""
 
+import pytest
 import torch
+from seeing_models import items_of, largest_gap, requests_of
 from transformers import AutoModelForImageTextToText
 
 from rlhf_core.batching import collate
 from rlhf_core.components import EngineContext
-from rlhf_core.types import BufferItem, GenerationRequest, SamplingParams
+from rlhf_core.config.sections import LoraConfig
+from rlhf_core.types import BufferItem, SamplingParams
 from rlhf_forward import policy_forward
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine
+from rlhf_passes.fast_passes import FastPasses, fast_passes
 
 PROMPTS = (("Which ", (40, 30), " is it?"), ("Two: ", (16, 24), (50, 20), "?"), ("No image",))
 
 
 def completions(seeing, prompts, *, samples=2, max_new_tokens=6, greedy=False):
     engine = HfEngine(HfEngineConfig(), EngineContext(seeing.model, seeing.tokenizer, torch.device("cpu"), seed=3))
-    requests = [
-        GenerationRequest(
-            sample_id=number * samples + k, prompt_ids=prompt.prompt_ids, inputs=prompt.columns.model_inputs
-        )
-        for number, prompt in enumerate(prompts)
-        for k in range(samples)
-    ]
+    requests = requests_of(prompts, samples)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, greedy=greedy)
     return sorted(engine.generate(requests, sampling), key=lambda each: each.sample_id), engine
-
-
-def items_of(prompts, answers, samples=2):
-    return [
-        BufferItem(
-            sample_id=answer.sample_id,
-            group_id=answer.sample_id // samples,
-            policy_version=0,
-            prompt_ids=torch.tensor(prompts[answer.sample_id // samples].prompt_ids),
-            response_ids=torch.tensor(answer.token_ids),
-            action_mask=torch.ones(len(answer.token_ids), dtype=torch.bool),
-            action_log_probs=torch.tensor(answer.logprobs),
-            columns=prompts[answer.sample_id // samples].columns,
-        )
-        for answer in answers
-    ]
 
 
 def test_engine_and_trainer_have_the_same_log_probs(seeing):
     prompts = [seeing.prompt(*content, position=place) for place, content in enumerate(PROMPTS)]
     answers, engine = completions(seeing, prompts)
     assert engine.path.name != "recompute"
-    batch = collate(items_of(prompts, answers))
-    with torch.no_grad():
-        output = policy_forward(seeing.model, batch, 1.0)
-    gap = (output.log_probs - batch.action_log_probs)[batch.action_mask].abs().max()
-    assert gap < 1e-4
+    assert largest_gap(seeing.model, prompts, answers) < 1e-4
 
 
 def test_the_image_decides_the_answer(seeing):
@@ -152,3 +130,56 @@ def test_a_saved_folder_loads_in_transformers_and_here(seeing, tmp_path):
     first, second = (each.prompt("Which ", (40, 30), "?") for each in (seeing, again))
     assert first.prompt_ids == second.prompt_ids
     assert torch.equal(first.columns["images_pixels"], second.columns["images_pixels"])
+
+
+def test_images_one_by_one_are_those_of_the_forward_pass(seeing):
+    """For engines with their own model: the images, and ids without sampled image tokens."""
+    prompt = seeing.prompt("Two: ", (16, 24), (50, 20), "?")
+    inputs, image = prompt.columns.model_inputs, seeing.kind.image_token_id
+    ids = (*prompt.prompt_ids, 5, image, 7)
+    given = seeing.kind.image_prompt(ids, inputs)
+    assert given.ids == (*prompt.prompt_ids, 5, seeing.tokenizer.pad_token_id, 7)
+    rows = torch.tensor([ids])
+    batch = {name: value[None] for name, value in inputs.items()}
+    arguments = seeing.kind.inputs(rows, torch.ones_like(rows, dtype=torch.bool), batch)
+    pixels = torch.cat([each.pixels for each in given.images])
+    assert torch.equal(pixels, arguments["pixel_values"].view(pixels.shape))
+    places = [each.first + int(place) for each in given.images for place in each.is_feature.nonzero()]
+    assert places == [place for place, token in enumerate(prompt.prompt_ids) if token == image]
+    assert len({each.digest for each in given.images}) == 2
+    for number, each in enumerate(given.images):
+        for name, value in each.sizes.items():
+            assert torch.equal(value, arguments[name][number])
+
+
+def test_equal_images_have_one_digest_and_text_has_none(seeing):
+    prompt = seeing.prompt("Two: ", (16, 24), (16, 24), "?")
+    given = seeing.kind.image_prompt(prompt.prompt_ids, prompt.columns.model_inputs)
+    assert len(given.images) == 2 and len({each.digest for each in given.images}) == 1
+    text = seeing.prompt("No image")
+    assert seeing.kind.image_prompt(text.prompt_ids, text.columns.model_inputs).images == ()
+
+
+def test_lora_adapts_the_language_model_or_everything(seeing):
+    """Each linear layer of those parts gets an adapter, and no other."""
+    linear = {name for name, module in seeing.model.named_modules() if isinstance(module, torch.nn.Linear)}
+    language = {name for name in linear if {"language_model", "text_model"} & set(name.split("."))}
+    adapted = {}
+    for targets in (["language"], None):
+        model = type(seeing)(seeing.path).model
+        model = seeing.kind.add_adapter(model, LoraConfig(r=2, target_modules=targets), seed=0)
+        names = (name for name, _ in model.named_parameters() if ".lora_A." in name)
+        adapted[str(targets)] = {name.removeprefix("base_model.model.").partition(".lora_A.")[0] for name in names}
+    assert adapted["['language']"] == language
+    assert adapted["None"] == linear - {"lm_head"} > language
+
+
+def test_rows_with_images_are_not_packed(seeing, monkeypatch):
+    prompts = [seeing.prompt(*content) for content in PROMPTS]
+    answers, _ = completions(seeing, prompts)
+    batch = collate(items_of(prompts, answers))
+    monkeypatch.setattr(FastPasses, "lay_out", lambda *_: pytest.fail("rows with images are laid out otherwise"))
+    with torch.no_grad():
+        padded = policy_forward(seeing.model, batch, 1.0).log_probs
+        with fast_passes(seeing.model):
+            assert torch.allclose(policy_forward(seeing.model, batch, 1.0).log_probs, padded, atol=1e-5)

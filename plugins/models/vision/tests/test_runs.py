@@ -1,8 +1,10 @@
 """Runs with images: from a JSON Lines file or generated, through rewards, samples, checkpoints and refusals."""
 
 import json
+from importlib.util import find_spec
 from io import BytesIO
 from random import Random
+from shutil import copytree
 
 import pytest
 import yaml
@@ -11,7 +13,7 @@ from PIL import Image
 from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.components import TaskContext
-from rlhf_core.errors import DataError, RlhfError
+from rlhf_core.errors import DataError
 from rlhf_core.plugins import load
 from rlhf_images import find_markers
 from rlhf_pages import picture_names
@@ -153,6 +155,21 @@ def test_what_is_refused(tmp_path, capsys, changes, problem):
     assert problem in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed here")
+def test_a_processor_that_needs_torchvision_is_one_line_with_what_to_install(folders, tmp_path, capsys):
+    folder = tmp_path / "model"
+    copytree(folders("llava"), folder)
+    options = json.loads((folder / "preprocessor_config.json").read_text())
+    options["image_processor_type"] = "Lfm2VlImageProcessor"  # transformers has no PIL form of it
+    (folder / "preprocessor_config.json").write_text(json.dumps(options))
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**RUN, "model": {"path": str(folder)}}))
+    assert run(["train", str(file), "--dry-run"]) == 2
+    (problem, hint) = capsys.readouterr().err.strip().splitlines()
+    assert problem.endswith("has no PIL form, and torchvision is not installed")
+    assert hint.strip() == "-> pip install torchvision, built for your version of torch"
+
+
 def test_pictures_of_a_dataset_have_the_same_bounds(tmp_path, capsys):
     datasets = pytest.importorskip("datasets")
     (tmp_path / "data").mkdir()
@@ -193,13 +210,6 @@ def test_an_environment_continues_a_prompt_with_an_image(tmp_path):
         ("policy", "environment", "policy")
     }
     assert all(len(find_markers(sample["prompt"])) == 1 for sample in samples)
-
-
-def test_an_environment_cannot_add_to_a_prompt_with_an_image(tmp_path):
-    (tmp_path / "game.py").write_text(GAME.replace("return None", 'return "Look:"'))
-    environment = {"name": f"{tmp_path}/game.py:Game", "max_turns": 2}
-    with pytest.raises(RlhfError, match="lacks image tokens"):
-        train({**RUN, "environment": environment, "rewards": []}, output=tmp_path / "run", trust=True)
 
 
 @pytest.mark.parametrize("launch", [{"RANK": "1", "WORLD_SIZE": "2"}, {}], ids=["launched", "ray"])

@@ -7,9 +7,11 @@ import os
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rlhf_core.columns import Columns
 from rlhf_core.errors import ConfigError, EpisodeError, RlhfError
 from rlhf_core.plugins.selected import Recipe
 from rlhf_core.util.redact import printable
@@ -168,6 +170,8 @@ class IsolatedEnvironment:
         process = self._process
         try:
             steps, is_recorded = self._progress.steps, self._progress.record is not None
+            # Columns, such as pixels, are not for environments, and their tensors would make the child import torch.
+            task = replace(task, prompt=replace(task.prompt, columns=Columns()))
             process.send(StartEpisode(self._number, task, policy.state, steps, is_recorded))
         except Exception as error:  # pickling third-party metadata may raise anything
             raise EpisodeError(

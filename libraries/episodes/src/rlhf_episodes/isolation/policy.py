@@ -13,6 +13,7 @@ from ..contract import Endpoint, Messages, Options, Reply, Tool
 from ..episode import NO_FORK, OVER, State
 from ..progress import Progress, Step
 from .messages import MAX_TEXT_CHARS, StartEpisode, TurnResult
+from .sendable import sendable
 
 
 class RemoteEpisode:
@@ -33,6 +34,8 @@ class RemoteEpisode:
         self.progress = Progress(start.steps, self._record_step if start.is_recorded else None)
 
     def _record_step(self, step: Step) -> None:
+        if not isinstance(step.observation, str | None):
+            step = replace(step, observation=sendable(step.observation))
         self.send({"type": "step", **asdict(step)})
 
     def policy(self) -> RemotePolicy:
@@ -96,6 +99,10 @@ class RemotePolicy:
     def remaining_tokens(self) -> int:
         return replace(self._episode.state, context_left=self._context_left).remaining_tokens
 
+    @property
+    def sees_images(self) -> bool:
+        return self._episode.state.sees_images
+
     async def turn(
         self,
         messages: Messages = None,
@@ -107,7 +114,7 @@ class RemotePolicy:
         message = {
             "type": "turn",
             "branch": self._branch,
-            "messages": messages if isinstance(messages, str | None) else [dict(each) for each in messages],
+            "messages": messages if isinstance(messages, str | None) else sendable(messages),
             "tools": [dict(each) for each in tools],
             "stop": list(stop),
             "options": dict(options or {}),

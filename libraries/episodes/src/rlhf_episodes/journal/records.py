@@ -56,8 +56,23 @@ class RequestKeys:
         """
         digest = self._sampling.copy()
         digest.update(array(_IDS, request.prompt_ids).tobytes())
+        for name, value in sorted(request.inputs.items()):
+            digest.update(f"{name} {tensor_digest(value)}".encode())
         digest.update(_json([request.branch, request.offset, request.max_new_tokens, request.options]))
         return digest.hexdigest()
+
+
+def tensor_digest(value: Any) -> str:
+    """Return a digest of a tensor's values, shape and dtype.
+
+    Example:
+        >>> import torch
+        >>> tensor_digest(torch.zeros(2)) == tensor_digest(torch.zeros(2, 1))
+        False
+    """
+    plain = value.detach().cpu().contiguous().numpy()
+    head = f"{plain.dtype} {plain.shape} ".encode()
+    return hashlib.blake2b(head + plain.tobytes(), digest_size=16).hexdigest()
 
 
 def _json(value: Any) -> bytes:
@@ -106,12 +121,14 @@ def completion_of(record: Record, sample_id: int, version: int) -> Completion:
 def row_record(row: Row, key_of: Callable[[Completion], str]) -> Record:
     """Return a row as JSON values, with a key in place of each completion.
 
-    Raises `TypeError` or `ValueError` for values that JSON cannot represent.
+    Raises `TypeError` or `ValueError` for values that JSON cannot represent, and for images in observations.
 
     Args:
         row: A row of a finished episode.
         key_of: Returns the key of a recorded completion.
     """
+    if row.columns.model_inputs:
+        raise TypeError("inputs of the model are not recorded, so a resume plays the episode with its recorded turns")
     turns = []
     for place, turn in enumerate(row.turns):
         values = {**turn.to_mapping(), "token_ids": packed(turn.token_ids, _IDS), "logprobs": None}

@@ -25,7 +25,7 @@ from rlhf_core.types import Completion, GenerationRequest, Prompt, SamplingParam
 from ..progress import MAX_STATE_CHARS, RESET, EpisodeLost, Progress, Step
 from .known import Known, KnownSample
 from .probe import is_of_weights, probe_record
-from .records import Record, completion_of, completion_record, reply_key, row_of, row_record
+from .records import Record, completion_of, completion_record, reply_key, row_of, row_record, tensor_digest
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ def _name(value: Any) -> str:
 
 
 def _unique(value: Any) -> str:
-    """Return a text that no other process returns, so that tasks with values besides JSON are not confused."""
-    return uuid4().hex
+    """Return a text that no other process returns, so that tasks with values besides JSON and tensors differ."""
+    return tensor_digest(value) if hasattr(value, "detach") else uuid4().hex
 
 
 class TurnJournal:

@@ -71,7 +71,8 @@ class StoredConversations:
 
 def _message_bytes(message: ChatMessage) -> int:
     calls = [(call.name, call.arguments) for call in message.tool_calls]
-    return _MESSAGE_BYTES + _value_bytes([message.content, message.tool_call_id, message.call_ids, calls])
+    values = [message.content, message.images, message.tool_call_id, message.call_ids, calls]
+    return _MESSAGE_BYTES + _value_bytes(values)
 
 
 def _value_bytes(value: Any) -> int:

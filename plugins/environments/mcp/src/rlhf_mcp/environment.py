@@ -21,7 +21,7 @@ from rlhf_episodes import Outcome, Policy, Task, converse
 from .config import McpConfig
 from .process import ServerProcess
 from .server import McpConnection, ToolRefused
-from .tools import fits_schema, result_text, schemas
+from .tools import fits_schema, result_content, result_text, schemas
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class McpEnvironment:
         offered = schemas(tools, config.tools, hidden)
         by_name = {tool.name: tool for tool in tools}
 
-        async def use(tool_call: ToolCall) -> str:
+        async def use(tool_call: ToolCall) -> str | list[Mapping[str, Any]]:
             self._num_invalid += not fits_schema(by_name[tool_call.name], tool_call.arguments)
             try:
                 result = await server.call(tool_call.name, dict(tool_call.arguments))
@@ -64,7 +64,8 @@ class McpEnvironment:
                 self._num_errors += 1
                 return f"error: {printable(str(refused))[: config.max_output_chars]}"
             self._num_errors += bool(result.is_error)
-            return result_text(result, config.max_output_chars)
+            read = result_content if policy.sees_images else result_text
+            return read(result, config.max_output_chars)
 
         first = None
         if config.setup_tool is not None:

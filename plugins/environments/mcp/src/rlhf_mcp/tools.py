@@ -1,4 +1,4 @@
-"""Describes an MCP server's tools to a model and converts their results to text."""
+"""Describes an MCP server's tools to a model and converts their results to text and images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.validators import create
-from mcp.types import CallToolResult, EmbeddedResource, TextContent, TextResourceContents
+from mcp.types import CallToolResult, EmbeddedResource, ImageContent, TextContent, TextResourceContents
 from mcp.types import Tool as ServerTool
 
 from rlhf_core.errors import ConfigError, EpisodeError
@@ -101,6 +101,21 @@ def result_text(result: CallToolResult, max_chars: int) -> str:
     if len(text) > max_chars:
         text = f"{text[:max_chars]}\n[{len(text) - max_chars} characters left out]"
     return f"error: {text}" if result.is_error else text
+
+
+def result_content(result: CallToolResult, max_chars: int) -> str | list[Mapping[str, Any]]:
+    """Return a tool's result as text (`result_text`) or, if it has images, as text and image parts."""
+    if not any(isinstance(part, ImageContent) for part in result.content):
+        return result_text(result, max_chars)
+    parts: list[Mapping[str, Any]] = [{"type": "text", "text": "error: "}] if result.is_error else []
+    for part in result.content:
+        if isinstance(part, ImageContent):
+            parts.append({"type": "image", "base64": part.data})
+        else:
+            text = _part(part)
+            parts.append({"type": "text", "text": text[:max_chars]})
+            max_chars -= min(max_chars, len(text))
+    return parts
 
 
 def _part(part: Any) -> str:

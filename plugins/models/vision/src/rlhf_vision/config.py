@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlhf_core.config import Problem, PromptsConfig, ResolvedRun
 from rlhf_images import ImageLimits, is_known_kind
+from rlhf_web import allowed_host
 
 TINY = "builtin:tiny-vision"
 FAMILIES: Mapping[str, str] = {
@@ -66,6 +67,11 @@ class ImagesConfig(SeenPrompts):
         "source's `path`, or the current folder.",
     )
     limits: ImageLimits = Field(ImageLimits(), description="Bounds on each image.")
+    allow_hosts: list[Annotated[str, AfterValidator(allowed_host)]] = Field(
+        [],
+        description="Hosts from which images with http and https addresses are downloaded, once each, into the user's "
+        "cache. *.NAME allows the subdomains of a name, and * all hosts. One with a private address must be named.",
+    )
 
     def selections(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "prompts", "of", dict(self.of)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from rlhf_core.protocols import PromptSource
 from rlhf_images import KEY, ImageReader, read_images
 
 from .config import ImagesConfig
+from .downloads import ImageDownloads
+
+_DOWNLOADS = 8
+"""Number of records whose images are downloaded at once."""
 
 
 class ImageRecords:
@@ -23,10 +29,11 @@ class ImageRecords:
     hash of each image.
     """
 
-    def __init__(self, source: PromptSource, reader: ImageReader, *, require_images: bool) -> None:
+    def __init__(self, source: PromptSource, reader: ImageReader, *, require_images: bool, num_threads: int) -> None:
         self._source = source
         self._reader = reader
         self._require_images = require_images
+        self._num_threads = num_threads
 
     def __len__(self) -> int:
         return len(self._source)
@@ -41,11 +48,23 @@ class ImageRecords:
     def scan(self) -> Iterator[Mapping[str, Any] | DataError]:
         """Yield every record, or its error."""
         scan = getattr(self._source, "scan", None)
-        for record in scan() if scan is not None else self._each():
-            try:
-                yield record if isinstance(record, DataError) else self._read(record)
-            except DataError as error:
-                yield error
+        records = scan() if scan is not None else self._each()
+        if self._num_threads == 1:
+            yield from map(self._read_or_error, records)
+            return
+        with ThreadPoolExecutor(self._num_threads) as threads:
+            ahead: deque[Future[Mapping[str, Any] | DataError]] = deque()
+            for record in records:
+                ahead.append(threads.submit(self._read_or_error, record))
+                if len(ahead) > self._num_threads:
+                    yield ahead.popleft().result()
+            yield from (each.result() for each in ahead)
+
+    def _read_or_error(self, record: Mapping[str, Any] | DataError) -> Mapping[str, Any] | DataError:
+        try:
+            return record if isinstance(record, DataError) else self._read(record)
+        except DataError as error:
+            return error
 
     def _read(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         read = read_images(record, self._reader)
@@ -78,7 +97,9 @@ def build(config: ImagesConfig, context: TaskContext) -> PromptSource:
             hint="put `images` into the sources of the mixture instead, or set streaming: false",
         )
     require_images = config.require_images or read_launch_env().world_size > 1
-    return ImageRecords(source, ImageReader(config.limits, _folder(config, context)), require_images=require_images)
+    fetch = ImageDownloads(config.allow_hosts, config.limits) if config.allow_hosts else None
+    reader = ImageReader(config.limits, _folder(config, context), fetch)
+    return ImageRecords(source, reader, require_images=require_images, num_threads=_DOWNLOADS if fetch else 1)
 
 
 def _folder(config: ImagesConfig, context: TaskContext) -> Path:

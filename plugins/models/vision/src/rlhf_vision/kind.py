@@ -1,4 +1,4 @@
-"""The kind of model `image-text`: transformers' `AutoModelForImageTextToText`, fed with the images of prompts."""
+"""The kind of model `image-text`: transformers' `AutoModelForImageTextToText`, fed with images of conversations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,25 @@ from torch import Tensor, nn
 from rlhf_core import Column
 from rlhf_core.errors import DataError, UserInputError, first_line
 from rlhf_images import ImageReference, accept_text_messages, render_prompt
-from rlhf_models import CausalLM, PromptInputs
+from rlhf_models import CausalLM, ImagePrompt, ImagePrompts, PromptInputs
 
 from .config import FAMILIES, TINY
 from .families.base import Family, PixelBatch
+from .image_columns import COLUMNS, COUNT, PIXELS, SIZES, find_image_tokens, images_of_rows, observed_columns
+from .prompt_images import prompt_images
 from .tiny import tiny_config, tiny_model, tiny_processor, tiny_tokenizer
 
 logger = logging.getLogger(__name__)
-PIXELS, SIZES, COUNT = "images_pixels", "images_sizes", "images_tokens"
 _WHERE = "model.path"
 _LANGUAGE = frozenset({"language_model", "text_model"})
 """Names of the language model in the families. Vision towers of some have a part `vision_model`."""
 
 
-class ImageText(PromptInputs, CausalLM):
+class ImageText(PromptInputs, ImagePrompts, CausalLM):
     """Encodes images in prompts, and feeds them to the model in every forward pass."""
 
     auto_class = "AutoModelForImageTextToText"
-    columns: Mapping[str, Column] = {
-        PIXELS: Column(per="prompt", dtype="uint8", model_input=True),
-        SIZES: Column(per="prompt", dtype="int64", model_input=True),
-        COUNT: Column(per="prompt", dtype="int64", model_input=True),
-    }
-    """Pixels before normalization, [rows, ...]. Sizes of the images, [images, k]. Number of image tokens, []."""
+    columns: Mapping[str, Column] = COLUMNS
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the family, which belongs to the process."""
@@ -83,11 +80,12 @@ class ImageText(PromptInputs, CausalLM):
                 return getattr(transformers, family.processor_class)()
             return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
         except Exception as error:  # the class depends on the library that is missing or the file that is broken
-            raise UserInputError(
-                f"cannot load the image processor of {path!r}: {first_line(error)}",
-                where=_WHERE,
-                hint="get its preprocessor_config.json. If the message names torchvision: pip install torchvision",
-            ) from error
+            problem = f"cannot load the image processor of {path!r}: {first_line(error)}"
+            hint = "use the preprocessor_config.json that the model was published with"
+            if "torchvision" in str(error) and find_spec("torchvision") is None:
+                problem = f"the image processor of {path!r} has no PIL form, and torchvision is not installed"
+                hint = "pip install torchvision, built for your version of torch"
+            raise UserInputError(problem, where=_WHERE, hint=hint) from error
 
     def check(self) -> None:
         if not self.is_tiny:
@@ -135,39 +133,76 @@ class ImageText(PromptInputs, CausalLM):
 
     def save(self, model: Any, weights: dict[str, Tensor], tokenizer: Any, folder: Path) -> None:
         super().save(model, weights, tokenizer, folder)
+        self.save_processor(folder)
+
+    def save_processor(self, folder: Path) -> None:
+        """Write the files of the image processor (see `ImagePrompts`)."""
         self.family.processor.save_pretrained(folder)
 
     def encode(self, record: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
         """Return the prompt's ids with image tokens, and the pixels of its images."""
         references = record.get("images") or []
+        family = self.family
+        observed = observed_columns((), family.no_images())
         if not references:
-            return prompt_ids, self._no_images()
+            return prompt_ids, {**family.no_images(), **observed}
         if not all(isinstance(each, ImageReference) for each in references):
             raise DataError("its images are not read", hint="read the prompts with the source images")
-        family = self.family
-        encoded = family.encode([each.open() for each in references])
         text, is_chat = render_prompt(record, family.tokenizer, family.plain)
-        pieces = text.split(family.placeholder)
-        if len(pieces) != len(references) + 1:
+        text, columns = self.place_images(text, references)
+        ids = family.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
+        if ids.count(family.image_token_id) != columns[COUNT]:
             raise DataError(
-                f"its prompt has {len(references)} images, but its text contains {family.placeholder} "
-                f"{len(pieces) - 1} times",
-                hint="remove this text from the prompt, or check the model's chat template",
-            )
-        joined = pieces[0] + "".join(a + b for a, b in zip(encoded.texts, pieces[1:], strict=True))
-        ids = family.tokenizer(joined, add_special_tokens=not is_chat, verbose=False)["input_ids"]
-        count = ids.count(family.image_token_id)
-        if count != sum(each.count(family.image_token) for each in encoded.texts):
-            raise DataError(
-                f"its prompt has {count} image tokens, not those of its images",
+                f"its prompt has {ids.count(family.image_token_id)} image tokens, not those of its images",
                 hint=f"remove {family.image_token} from the text of the prompt",
             )
-        return ids, {PIXELS: encoded.pixels, SIZES: encoded.sizes, COUNT: count}
+        return ids, {**columns, **observed}
 
-    def _no_images(self) -> dict[str, Any]:
-        family = self.family
-        shape, sizes = (0,) * family.pixel_dims, (0, family.size_columns)
-        return {PIXELS: torch.zeros(shape, dtype=torch.uint8), SIZES: torch.zeros(sizes, dtype=torch.int64), COUNT: 0}
+    def place_images(self, text: str, images: Sequence[ImageReference]) -> tuple[str, Mapping[str, Tensor]]:
+        """Return a rendered text with the tokens of its images, and the columns of these images.
+
+        Args:
+            text: Text of the chat template, with a placeholder for each image.
+            images: The images in order, in the process that read them.
+
+        Returns:
+            The text, and the columns of a prompt that consists of it.
+
+        Raises:
+            DataError: The text has more or fewer placeholders, or an image cannot be used.
+        """
+        family, pieces = self.family, text.split(self.family.placeholder)
+        if len(pieces) != len(images) + 1:
+            raise DataError(
+                f"it has {len(images)} images, but its text contains {family.placeholder} {len(pieces) - 1} times",
+                hint="remove this text, or check the model's chat template: it may ignore images in this message",
+            )
+        if not images:
+            return text, family.no_images()
+        encoded = family.encode([each.open() for each in images])
+        count = sum(each.count(family.image_token) for each in encoded.texts)
+        joined = pieces[0] + "".join(a + b for a, b in zip(encoded.texts, pieces[1:], strict=True))
+        return joined, {PIXELS: encoded.pixels, SIZES: encoded.sizes, COUNT: torch.tensor(count)}
+
+    def observed_images(self, parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> Mapping[str, Tensor]:
+        """Return the columns of images that observations have added to a row.
+
+        Args:
+            parts: For each observation with images, the number of tokens of the row before it, and the columns of
+                `place_images`.
+        """
+        return observed_columns(parts, self.family.no_images())
+
+    def without_placeholders(self, text: str) -> str:
+        """Return a text without the tokens that stand for images, which the policy might have written.
+
+        Args:
+            text: Text of a message.
+        """
+        for token in {self.family.placeholder, self.family.image_token}:
+            while token in text:
+                text = text.replace(token, "")
+        return text
 
     def inputs(self, input_ids: Tensor, attention_mask: Tensor, columns: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Return the forward's arguments. An image token that the policy sampled is read as the pad token."""
@@ -176,19 +211,13 @@ class ImageText(PromptInputs, CausalLM):
         if COUNT not in columns:
             return arguments
         is_token = (input_ids == family.image_token_id) & attention_mask
-        is_image = is_token & (is_token.cumsum(-1) <= columns[COUNT][:, None])
-        if bool((is_image.sum(-1) != columns[COUNT]).any()):
-            raise DataError(
-                "a sequence lacks image tokens of its prompt",
-                where="images",
-                hint="with images, an environment cannot add tools or messages to the prompt. history must be append",
-            )
+        is_image = find_image_tokens(is_token, attention_mask, columns)
         if bool((is_token & ~is_image).any()):
             arguments["input_ids"] = input_ids.masked_fill(is_token & ~is_image, self._unread_id)
-        rows, sizes = columns[SIZES][:, :, 0], columns[SIZES]
-        if bool(rows.any()):
-            pixels = torch.cat([each[: int(row.sum())] for each, row in zip(columns[PIXELS], rows, strict=True)])
-            arguments |= family.arguments(PixelBatch(is_image, family.normalized(pixels), sizes[rows > 0]))
+        pixels, sizes = images_of_rows(columns)
+        if sum(map(len, pixels)):
+            normalized = family.normalized(torch.cat([each for each in pixels if len(each)]))
+            arguments |= family.arguments(PixelBatch(is_image, normalized, torch.cat(sizes)))
         elif torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             # The other processes would wait for this one in the part that sees.
             raise DataError(
@@ -198,11 +227,28 @@ class ImageText(PromptInputs, CausalLM):
             )
         return arguments
 
+    @property
+    def image_token_id(self) -> int:
+        """Id of the image token (see `ImagePrompts`)."""
+        return self.family.image_token_id
+
+    def image_prompt(self, prompt_ids: Sequence[int], columns: Mapping[str, Tensor]) -> ImagePrompt:
+        """Return a prompt's ids, with the pad token for image tokens that the policy sampled, and its images.
+
+        See `ImagePrompts`.
+        """
+        ids, batch = torch.tensor([prompt_ids]), {name: value[None] for name, value in columns.items()}
+        is_token = ids == self.image_token_id
+        is_image = torch.zeros_like(is_token)
+        if batch:
+            is_image = find_image_tokens(is_token, torch.ones_like(is_token), batch)
+        read = tuple(ids.masked_fill(is_token & ~is_image, self._unread_id)[0].tolist())
+        return ImagePrompt(read, prompt_images(self.family, is_image, batch) if bool(is_image.any()) else ())
+
     def kept(self, columns: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the offset of positions after each prompt (see `PromptInputs`)."""
-        sizes = columns[SIZES]
-        offsets = [self.family.position_offset(each[each[:, 0] > 0]) for each in sizes]
-        return {"offsets": torch.tensor(offsets, device=sizes.device)}
+        offsets = [self.family.position_offset(sizes) for sizes in images_of_rows(columns)[1]]
+        return {"offsets": torch.tensor(offsets, device=columns[SIZES].device)}
 
     def continued(self, input_ids: Tensor, lengths: Tensor, kept: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Return the forward's arguments for tokens that continue a cache (see `PromptInputs`)."""

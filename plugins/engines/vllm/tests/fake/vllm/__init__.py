@@ -13,9 +13,11 @@ from types import SimpleNamespace
 
 from safetensors.torch import load_file
 
-from . import lora, platforms, sampling_params
+from . import inputs, lora, multimodal, platforms, sampling_params
 from .sampling_params import RequestOutputKind
 
+if os.environ.get("FAKE_VLLM") == "old":
+    del inputs.mm_input
 if os.environ.get("FAKE_VLLM") == "broken":
     raise RuntimeError("operator torchvision::nms does not exist\nand more")
 
@@ -55,6 +57,8 @@ class LLMEngine:
     def from_engine_args(cls, args):
         if os.environ.get("FAKE_VLLM") == "unfit":
             raise ValueError("Unsupported CPU attention configuration: head_dim=16")
+        if hasattr(args, "limit_mm_per_prompt"):
+            assert list(Path(args.model).glob("*processor_config.json")), "vLLM loads the processor of images"
         return cls(args)
 
     def add_lora(self, request):
@@ -73,7 +77,23 @@ class LLMEngine:
         if params.output_kind == RequestOutputKind.DELTA:
             self.flying[name] = [prompt, params, 0]
             return
-        self.requests[name] = (prompt["prompt_token_ids"], params)
+        self.requests[name] = (self.counted(prompt), params)
+
+    def counted(self, prompt):
+        """The prompt's ids. With images, the first one is larger by the number of images and of their pixels' rows."""
+        if prompt.get("type") != "multimodal":
+            return prompt["prompt_token_ids"]
+        assert self.args.mm_processor_cache_gb == 0
+        ids, items, places = (
+            prompt["prompt_token_ids"],
+            prompt["mm_kwargs"]["image"],
+            prompt["mm_placeholders"]["image"],
+        )
+        assert all(each.endswith("-" + prompt["cache_salt"]) for each in prompt["mm_hashes"]["image"])
+        spans = [ids[place.offset : place.offset + place.length] for place in places]
+        assert len(spans) == len(items) and all(len(set(span)) == 1 for span in spans)
+        assert ids.count(spans[0][0]) == sum(map(len, spans)), "every image token belongs to an image"
+        return [ids[0] + len(items) + sum(len(each["pixel_values"]) for each in items), *ids[1:]]
 
     def step(self):
         if os.environ.get("FAKE_VLLM") == "hang":
@@ -140,4 +160,4 @@ class LLMEngine:
         self.asleep -= set(tags)
 
 
-__all__ = ["EngineArgs", "LLMEngine", "SamplingParams", "lora", "platforms", "sampling_params"]
+__all__ = ["EngineArgs", "LLMEngine", "SamplingParams", "inputs", "lora", "multimodal", "platforms", "sampling_params"]

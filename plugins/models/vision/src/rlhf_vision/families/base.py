@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from rlhf_core.errors import UserInputError
 
+from ..image_columns import COUNT, PIXELS, SIZES
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -86,6 +88,10 @@ class Family(ABC):
     def arguments(self, batch: PixelBatch) -> Mapping[str, Any]:
         """Return the forward's arguments for a batch with at least one image."""
 
+    def size_arguments(self, sizes: Tensor) -> Mapping[str, Tensor]:
+        """Return those of `arguments` that describe images, name -> [images, k]. `sizes`: as in `PixelBatch`."""
+        return {}
+
     def text_arguments(self, input_ids: Tensor, attention_mask: Tensor) -> Mapping[str, Any]:
         """Return the forward's other arguments, which it also needs without images. [B, S] int64 and bool."""
         return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
@@ -93,6 +99,12 @@ class Family(ABC):
     def position_offset(self, sizes: Tensor) -> int:
         """Return the position of the token after a prompt, minus the prompt's length. `sizes`: its images."""
         return 0
+
+    def no_images(self) -> dict[str, Tensor]:
+        """Return the columns of a prompt without images."""
+        pixels = torch.zeros((0,) * self.pixel_dims, dtype=torch.uint8)
+        sizes = torch.zeros(0, self.size_columns, dtype=torch.int64)
+        return {PIXELS: pixels, SIZES: sizes, COUNT: torch.tensor(0)}
 
     def unused(self, model: Any) -> Sequence[nn.Module]:
         """Return the parts of the model that do not change its output. They are not trained."""

@@ -42,10 +42,13 @@ class QwenVL(Family):
         sizes = torch.cat([grids.prod(-1, keepdim=True), grids], dim=1)
         return EncodedImages([self.image_token * count for count in counts], result["pixel_values"], sizes)
 
+    def size_arguments(self, sizes: Tensor) -> Mapping[str, Tensor]:
+        return {"image_grid_thw": sizes[:, 1:]}
+
     def arguments(self, batch: PixelBatch) -> Mapping[str, Any]:
         return {
             "pixel_values": batch.pixels,
-            "image_grid_thw": batch.sizes[:, 1:],
+            **self.size_arguments(batch.sizes),
             "mm_token_type_ids": batch.is_image.int(),
             "position_ids": None,
         }

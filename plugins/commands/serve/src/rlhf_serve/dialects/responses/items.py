@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic import BeforeValidator, Discriminator, Tag, model_validator
 
 from rlhf_core.types import ToolCall
 from rlhf_episodes import ChatMessage
 
-from ...fields import Arguments, Checked, Id, Text
+from ...contents import Content, read_content
+from ...fields import Arguments, Id, Text, check_text
 from ...wire import Part
 
 _TEXT_TYPES = ("input_text", "output_text")
@@ -29,10 +30,22 @@ def _join_parts(value: Any) -> Any:
     return "".join(parts)
 
 
+def _read_content(value: Any) -> Any:
+    """Return the content of a message. An image part is `{"type": "input_image", "image_url": "data:…"}`."""
+    return read_content(value, _TEXT_TYPES, "input_image", lambda part: part.get("image_url"))
+
+
 class _Message(Part):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[Checked, BeforeValidator(_join_parts)]
+    content: Annotated[Content, BeforeValidator(_read_content)]
+
+    @model_validator(mode="after")
+    def _is_text(self) -> _Message:
+        check_text(self.content.text)
+        if self.role != "user" and self.content.images:
+            raise ValueError(f"a message of the role {self.role} cannot contain images")
+        return self
 
 
 class _FunctionCall(Part):
@@ -91,7 +104,7 @@ def _replies(items: Iterable[Item]) -> Iterator[ChatMessage]:
         elif isinstance(item, _Message):
             if is_open:
                 yield _reply(text, calls)
-            text, calls = item.content, []
+            text, calls = item.content.text, []
         is_open = True
     yield _reply(text, calls)
 
@@ -109,4 +122,10 @@ def _given(item: Item) -> ChatMessage:
     if isinstance(item, _FunctionOutput):
         return ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)
     assert isinstance(item, _Message)
-    return ChatMessage(role="system" if item.role == "developer" else item.role, content=item.content)
+    role = "system" if item.role == "developer" else item.role
+    return ChatMessage(role=role, content=item.content.text, images=item.content.images)
+
+
+def has_images(items: Sequence[Item]) -> bool:
+    """Return whether a message of an input has images."""
+    return any(isinstance(item, _Message) and item.content.images for item in items)

@@ -1,0 +1,5 @@
+"""Images of vLLM."""
+
+from . import inputs
+
+__all__ = ["inputs"]
