@@ -22,9 +22,8 @@ class Column:
 
     per: Literal["token", "sample", "prompt", "metrics"] = "token"
     """token: [A, ...] of a sample and [B, A, ...] of a batch. sample, prompt: [...] and [B, ...]. All samples of a
-    prompt share its values, unless a player replaces them in a row. metrics: numbers whose names are unknown before the
-    run, {name: float} of a sample and a tuple of B mappings of a batch. Every rank has the metrics of all samples
-    (`ItemSummary`)."""
+    prompt share its values, unless a row replaces them. metrics: numbers whose names are unknown before the run,
+    {name: float} of a sample and a tuple of B mappings of a batch. Every rank has all samples' (`ItemSummary`)."""
     dtype: Dtype = "float32"
     """torch dtype of the values. Values of `metrics` are Python floats."""
     fill: float = 0.0
