@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_core.rollout.row import Row
 from rlhf_core.types import Message
 
 from .contract import Tool
 
-if TYPE_CHECKING:
-    from .sight import PlacedImages
+
+@dataclass(frozen=True, eq=False)
+class PlacedImages:
+    """A rendered text with the tokens of its images."""
+
+    text: str
+    inputs: Mapping[str, Any]
+    """Columns of a prompt that consists of the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

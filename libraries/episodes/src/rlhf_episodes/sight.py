@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
@@ -13,11 +13,10 @@ from rlhf_core.errors import DataError
 from rlhf_core.types import Message, Prompt
 
 from .contents import images_of, is_image
+from .row import EpisodeRow, PlacedImages
 
 if TYPE_CHECKING:
     from rlhf_images import ImageLimits, ImageReference
-
-    from .row import EpisodeRow
 
 IMAGES = "images"
 """Key of a prompt's metadata with the references of its images, in order."""
@@ -69,15 +68,6 @@ class SeeingKind(Protocol):
         Args:
             text: Text of a message.
         """
-
-
-@dataclass(frozen=True, eq=False)
-class PlacedImages:
-    """A rendered text with the tokens of its images."""
-
-    text: str
-    inputs: Mapping[str, Any]
-    """Columns of a prompt that consists of the text."""
 
 
 class Sight:
