@@ -271,7 +271,7 @@ def _build_played(task: Task, episode: Episode, outcome: Outcome) -> Played:
         own = {ENVIRONMENT: measured if row is rows[0] else {}, TURN_NUMBER: _turn_numbers(row)}
         row.columns = Columns(own, EnvironmentConfig.columns)
         row.columns |= _row_columns(row, outcome.columns, episode.rules.columns) | episode.changed_columns(row)
-    prompt = with_seen(task.prompt, episode.images)
+    prompt = with_seen(task.prompt, [row.conversation for row in rows])
     return Played(prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards))
 
 

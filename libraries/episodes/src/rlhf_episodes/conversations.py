@@ -7,17 +7,22 @@ handled in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rlhf_core.errors import ConfigError, DataError, EpisodeError
 from rlhf_core.types import Message, ToolCall
 
+from .contents import images_of, is_image
 from .contract import EpisodeTruncated, Reply
 from .endpoint import Answer, Call, CallRefused, ChatMessage
 from .episode import Episode
 from .row import EpisodeRow, Mark
 from .tool_calls import ToolFormat
+
+if TYPE_CHECKING:
+    from rlhf_images import ImageReference
 
 _COUNTS_PER_TURN = 16
 _EPISODE_OVER = 401, "invalid_api_key", "the episode of this key is over"
@@ -31,7 +36,7 @@ class AnsweredCall:
     end: Mark
     """End of the reply in `row`."""
     history: tuple[ChatMessage, ...] | str
-    """The call's messages or text, followed by the reply."""
+    """The call's messages or text, followed by the reply. Images are digests."""
 
     def is_continued_by(self, call: Call) -> bool:
         """Whether the call continues this one."""
@@ -48,6 +53,8 @@ class Conversations:
         self._answered: list[AnsweredCall] = []
         self._busy: list[EpisodeRow] = []
         """Rows in which a turn is being sampled."""
+        self._shown: dict[str, ImageReference] = {}
+        """Address -> image, of the images that calls contained."""
         self._num_counts = 0
         """Number of calls whose tokens were counted."""
 
@@ -55,8 +62,9 @@ class Conversations:
         episode = self._episode
         self._check_turns()
         options = await episode.rules.structures.options(call, episode.chat)
+        call, past = await self._read(call)
         self._check_turns()  # meanwhile another call may have taken the last turn
-        row, before = self._find_row(call)
+        row, before = self._find_row(call, past)
         num_prompt_tokens = row.num_tokens
         self._busy.append(row)
         try:
@@ -83,7 +91,8 @@ class Conversations:
         if self._num_counts >= (limit := _COUNTS_PER_TURN * self._episode.rules.options.max_turns):
             raise CallRefused(400, "counts_used_up", f"tokens were counted {limit} times, the limit of an episode")
         self._num_counts += 1
-        row, before = self._find_row(call)
+        call, past = await self._read(call)
+        row, before = self._find_row(call, past)
         num_tokens = row.num_tokens
         self._undo(row, before)
         return num_tokens
@@ -95,16 +104,55 @@ class Conversations:
         else:
             self._episode.remove(row)
 
-    def _find_row(self, call: Call) -> tuple[EpisodeRow, Mark]:
+    async def _read(self, call: Call) -> tuple[Call, Sequence[Message] | str]:
+        """Return the call and its text, or its messages for a chat template, with references in place of images.
+
+        In the returned call, digests stand for images.
+        """
+        if call.text is not None:
+            return call, call.text
+        episode = self._episode
+        try:
+            given = template_messages(call.messages, episode.chat.tool_format)
+            is_prompt = tuple(given) == episode.task.prompt.messages and not call.tools
+            read = await episode.read([self._with_shown(each) for each in given], opens=not is_prompt)
+        except (DataError, ConfigError, EpisodeError) as error:
+            hint = f" ({error.hint})" if isinstance(error, DataError) and error.hint else ""
+            raise CallRefused(400, "invalid_request", f"messages: {error.message}{hint}") from error
+        except RuntimeError:
+            if episode.is_over:
+                raise CallRefused(*_EPISODE_OVER) from None
+            raise
+        assert read is not None and not isinstance(read, str)
+        return replace(call, messages=tuple(map(self._with_digests, call.messages, read))), read
+
+    def _with_shown(self, message: Message) -> Message:
+        """Return a message with references in place of images that an earlier call contained."""
+        if not images_of([message]):
+            return message
+        parts = [
+            {**each, "image": self._shown.get(each["image"], each["image"])} if is_image(each) else each
+            for each in message["content"]
+        ]
+        return {**message, "content": parts}
+
+    def _with_digests(self, message: ChatMessage, read: Message) -> ChatMessage:
+        """Return a message with digests in place of its images, and remember their references."""
+        if not message.images:
+            return message
+        images = []
+        for (place, address), part in zip(message.images, images_of([read]), strict=True):
+            self._shown[address] = part["image"]
+            images.append((place, str(part["image"]["sha256"])))
+        return replace(message, images=tuple(images))
+
+    def _find_row(self, call: Call, past: Sequence[Message] | str) -> tuple[EpisodeRow, Mark]:
         """Return the row that the call is answered in, with its new messages added, and the row's end before them."""
         # Of the calls that it continues, choose the longest, and prefer one that no other call has continued.
         candidates = [each for each in self._answered if each.is_continued_by(call)]
         earlier = max(candidates, key=lambda each: (len(each.history), each.row.mark == each.end), default=None)
         episode = self._episode
         try:
-            past: Sequence[Message] | str = call.text or ""
-            if call.text is None:
-                past = template_messages(call.messages, episode.chat.tool_format)
             if earlier is None:
                 row = episode.open_call(past, call.tools)
                 return row, row.mark
@@ -112,7 +160,8 @@ class Conversations:
             is_free = row.mark == earlier.end and not any(each is row for each in self._busy)
             if not is_free:
                 row = row.fork(len(episode.rows), earlier.end)
-            continued = episode.continue_row(row, past[len(earlier.history) :] or None)
+            new = past[len(earlier.history) :]
+            continued = episode.continue_row(row, (new if isinstance(new, str) else episode.with_images(new)) or None)
             if continued is row and not is_free:
                 episode.add(row)
             return continued, earlier.end
@@ -169,7 +218,7 @@ def template_messages(messages: Sequence[ChatMessage], tool_format: Callable[[],
     }
     converted: list[Message] = []
     for message in messages:
-        each: dict[str, object] = {"role": message.role, "content": message.content}
+        each: dict[str, object] = {"role": message.role, "content": _content_of(message)}
         if message.tool_calls:
             each |= tool_format().message(message.content, message.tool_calls)
         if message.tool_call_id is not None:
@@ -178,6 +227,22 @@ def template_messages(messages: Sequence[ChatMessage], tool_format: Callable[[],
                 each["name"] = names[message.tool_call_id]
         converted.append(each)
     return converted
+
+
+def _content_of(message: ChatMessage) -> str | list[Mapping[str, str]]:
+    """Return the content of a message: a text or, if it has images, text and image parts."""
+    if not message.images:
+        return message.content
+    parts: list[Mapping[str, str]] = []
+    start = 0
+    for offset, address in message.images:
+        if offset > start:
+            parts.append({"type": "text", "text": message.content[start:offset]})
+        parts.append({"type": "image", "image": address})
+        start = offset
+    if start < len(message.content):
+        parts.append({"type": "text", "text": message.content[start:]})
+    return parts
 
 
 def reply_message(

@@ -33,8 +33,7 @@ class ChatMessage:
     role: str
     content: str = ""
     images: tuple[tuple[int, str], ...] = ()
-    """Images in `content`: the number of characters before each, and its `data:` address. Only a `BatchKeyOwner`
-    receives messages with images."""
+    """Images in `content`: the number of characters before each, and its `data:`, http or https address."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls made by the assistant."""
     tool_call_id: str | None = None

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.types import Completion, GenerationRequest, ToolCall
+from rlhf_core.errors import EpisodeError
+from rlhf_core.types import Completion, GenerationRequest, Message, ToolCall
 
 from .compaction import Compaction, ContextFull
+from .contents import images_of
 from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
 from .endpoint import Endpoints
 from .progress import Progress
 from .row import EpisodeRow
 from .rows import EpisodeRows
 from .rules import Rules
+from .sight import Seen, Sight
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .clock import Clock
@@ -38,6 +43,7 @@ class Episode(EpisodeRows):
         sample_turn: SampleTurn,
         clock: Clock,
         endpoints: Endpoints,
+        workers: Workers,
         progress: Progress | None = None,
     ) -> None:
         super().__init__(rules, task)
@@ -45,6 +51,7 @@ class Episode(EpisodeRows):
         self._sample_turn = sample_turn
         self._clock = clock
         self._endpoints = endpoints
+        self._workers = workers
         self._endpoint: asyncio.Task[Endpoint] | None = None
         self.num_turns = 0
         """Number of the policy's turns."""
@@ -78,6 +85,33 @@ class Episode(EpisodeRows):
         if self._endpoint is None:
             self._endpoint = asyncio.ensure_future(self._endpoints.open(self))
         return await asyncio.shield(self._endpoint)
+
+    async def read(self, messages: Messages, *, opens: bool) -> Messages:
+        """Return messages with references in place of their images, which are decoded on a thread.
+
+        Args:
+            messages: Messages of the environment or of an agent.
+            opens: Whether they may open a row, which needs the images of the prompt and of earlier messages too.
+
+        Raises:
+            EpisodeError: The model does not see.
+            DataError: An image cannot be used.
+        """
+        sight, is_text = self.rules.sight, not images_of(messages)
+        if sight is None and not is_text:
+            raise EpisodeError(
+                "a message has an image, but the model does not see",
+                where=f"sample {self.task.sample_id}",
+                hint="return text, or use a model that sees (docs/images.md)",
+            )
+        if sight is None or (is_text and not (opens and self.seen.references.keys() - self.seen.encoded.keys())):
+            return messages
+        given = [] if messages is None or isinstance(messages, str) else messages
+        read, error = await self._workers.submit(partial(_read, sight, given, self.seen, opens))
+        if error is not None:
+            raise error
+        self.check_open()
+        return messages if is_text else read
 
     async def _generate(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         """Sample a turn with the engine while the environment's clock is paused."""
@@ -196,6 +230,16 @@ class State:
         return remaining_tokens(self.tokens_left, self.context_left, self.remaining_turns * self.max_new_tokens)
 
 
+def _read(
+    sight: Sight, messages: Sequence[Message], seen: Seen, opens: bool
+) -> tuple[Sequence[Message], Exception | None]:
+    """Return messages with references, or the error of an image, which `Workers` must not raise."""
+    try:
+        return sight.read(messages, seen, opens), None
+    except Exception as error:  # an image processor may raise anything
+        return (), error
+
+
 class EpisodePolicy:
     """The policy in one branch (`Policy`)."""
 
@@ -240,6 +284,9 @@ class EpisodePolicy:
         episode = self._episode
         episode.compacts |= compaction is not None
         episode.check_open()
+        is_first = self._row is None and bool(messages or tools)
+        is_anew = compaction == "restart" or episode.rules.options.history == "branch"
+        messages = await episode.read(messages, opens=is_first or is_anew)
         if not self._is_idle:
             raise ValueError("this branch has an unfinished turn: fork() first to sample two at a time")
         if episode.remaining_turns < 1:
@@ -248,7 +295,6 @@ class EpisodePolicy:
             episode.tools = tuple(tools)
         elif tools and tuple(tools) != episode.tools:
             raise ValueError("tools cannot change after the first turn of an episode")
-        messages = episode.read(messages)
         row = self._row
         if row is None:
             row = episode.open_row(messages)

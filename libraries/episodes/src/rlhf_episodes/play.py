@@ -342,7 +342,7 @@ class _Session:
 
     def _episode(self, environment: Playable, task: Task, clock: Clock) -> Episode:
         progress = None if self._player.journal is None else self._player.journal.progress(task.sample_id)
-        return Episode(environment.rules, task, self._sample_turn, clock, self._endpoints, progress)
+        return Episode(environment.rules, task, self._sample_turn, clock, self._endpoints, self._workers, progress)
 
     async def _sample_turn(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())

@@ -74,14 +74,16 @@ def build(context: PlayerContext) -> EnvironmentPlayer:
 
 
 def _sight(run: ResolvedRun) -> Sight | None:
-    """Return what reads images in observations, with the bounds of the prompts' images. None for a text model."""
+    """Return what reads images in messages, with the bounds and hosts of the prompts' images. None for a text model."""
     kind = model_kind_for(run.run.model)
     if not isinstance(kind, SeeingKind):
         return None
     from rlhf_images import ImageLimits
 
     limits = getattr(run.prompts.config, "limits", None)
-    return Sight(kind, limits if isinstance(limits, ImageLimits) else ImageLimits(), Path.cwd())
+    downloads = getattr(run.prompts.config, "downloads", None)  # of the source `images`
+    fetch = downloads() if callable(downloads) else None
+    return Sight(kind, limits if isinstance(limits, ImageLimits) else ImageLimits(), Path.cwd(), fetch)
 
 
 def build_environment_player(

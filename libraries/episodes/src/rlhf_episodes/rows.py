@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rlhf_core.columns import Columns
 from rlhf_core.errors import EpisodeError
@@ -13,10 +12,7 @@ from .contents import images_of, marked, text_of
 from .contract import Messages, Task, Tool
 from .row import EpisodeRow
 from .rules import Rules
-from .sight import IMAGES
-
-if TYPE_CHECKING:
-    from rlhf_images import ImageReference
+from .sight import IMAGES, Seen
 
 
 class EpisodeRows:
@@ -36,24 +32,8 @@ class EpisodeRows:
         self.tools: tuple[Tool, ...] | None = None
         """Tools of the first turn, or None before it."""
         own = task.prompt.metadata.get(IMAGES) if rules.sight is not None else None
-        self.images: dict[str, ImageReference] = {each["sha256"]: each for each in own or ()}
-        """Digest -> image, those of the prompt first. Empty if the model does not see."""
-
-    def read(self, messages: Messages) -> Messages:
-        """Return an environment's messages with references in place of its images.
-
-        Raises `EpisodeError` if the model does not see, and `DataError` if an image cannot be used.
-        """
-        if not images_of(messages):
-            return messages
-        assert messages is not None and not isinstance(messages, str)
-        if self.rules.sight is None:
-            raise EpisodeError(
-                "an observation has an image, but the model does not see",
-                where=f"sample {self.task.sample_id}",
-                hint="return text, or use a model that sees (docs/images.md)",
-            )
-        return self.rules.sight.read(messages, self.images)
+        self.seen = Seen({each["sha256"]: each for each in own or ()})
+        """Images of the prompt and of messages. Empty if the model does not see."""
 
     def changed_columns(self, row: EpisodeRow) -> Columns:
         """Return the columns of a row that differ from those of the prompt."""
@@ -79,13 +59,13 @@ class EpisodeRows:
     def open_text(self, text: str, ids: tuple[int, ...] | None = None) -> EpisodeRow:
         """Add and return a row that starts with plain text. `ids` are its tokens, if they are known."""
         sight = self.rules.sight
-        opening = sight.place("", ()) if sight is not None and ids is None else None
+        opening = sight.place("", (), self.seen) if sight is not None and ids is None else None
         ids = self.rules.encoder.encode(text) if ids is None else ids
         return self.add(EpisodeRow(branch=len(self.rows), text=text, prompt_ids=ids, messages=None, opening=opening))
 
     def _check_text(self) -> None:
         """Raise `EpisodeError` if the prompt is plain text with images, to which only replies can be added."""
-        if self.images:
+        if self.seen.references:
             raise EpisodeError(
                 "text with images cannot be extended or shortened",
                 where=f"sample {self.task.sample_id}",
@@ -100,7 +80,7 @@ class EpisodeRows:
             ids = prompt.prompt_ids  # which may have tokens for these inputs, such as those of images
             messages = messages if sight is None else sight.with_images(messages, prompt)
         elif sight is not None:
-            opening = sight.place(self.chat.rendered(sight.bare(messages), tools), messages)
+            opening = sight.place(self.chat.rendered(sight.bare(messages), tools), messages, self.seen)
             ids = self.chat.encoded(opening.text)
         return self.add(
             EpisodeRow(
@@ -115,16 +95,18 @@ class EpisodeRows:
         )
 
     def open_call(self, messages: Sequence[Message] | str, tools: tuple[Tool, ...]) -> EpisodeRow:
-        """Add and return a row for an agent's call. Markers of the prompt's images in its messages become images."""
-        prompt, sight = self.task.prompt, self.rules.sight
+        """Add and return a row for an agent's call, whose images were read."""
         if isinstance(messages, str):
-            if any(each.marker in messages for each in self.images.values()):
+            if any(each.marker in messages for each in self.seen.references.values()):
                 self._check_text()
             return self.open_text(messages)
-        is_prompt = tuple(messages) == prompt.messages and not tools
-        return self.open_chat(
-            tuple(messages) if sight is None or is_prompt else sight.with_images(messages, prompt), tools
-        )
+        is_prompt = tuple(messages) == self.task.prompt.messages and not tools
+        return self.open_chat(tuple(messages) if is_prompt else self.with_images(messages), tools)
+
+    def with_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return an agent's messages with images in place of the markers of the prompt's images."""
+        sight = self.rules.sight
+        return tuple(messages) if sight is None else sight.with_images(messages, self.task.prompt)
 
     def add(self, row: EpisodeRow) -> EpisodeRow:
         """Add and return a row. Raises `EpisodeError` if its prompt is empty."""
@@ -167,7 +149,7 @@ class EpisodeRows:
             return self.open_chat((*row.conversation, *new), row.tools)
         sight, placed = self.rules.sight, None
         if sight is not None and images_of(new):
-            placed = sight.place(self.chat.rendered_after(sight.bare(new), row.tools), new)
+            placed = sight.place(self.chat.rendered_after(sight.bare(new), row.tools), new, self.seen)
             ids = self.chat.encoded_after(placed.text, row.last_sampled)
         else:
             ids = self.chat.after_reply(new, tools=row.tools, sampled_ids=row.last_sampled)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
@@ -12,7 +13,7 @@ from rlhf_core.columns import Column, Columns
 from rlhf_core.errors import DataError
 from rlhf_core.types import Message, Prompt
 
-from .contents import images_of, is_image
+from .contents import images_of, is_image, parts_of, text_of
 from .row import EpisodeRow, PlacedImages
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class SeeingKind(Protocol):
     Example:
         An episode uses it like this::
 
-            text, inputs = kind.place_images(rendered_observation, images)
+            encoded = [kind.encode_image(image) for image in images]  # in another thread
+            text, inputs = kind.place_images(rendered_observation, encoded)
             row.give(encode(text))
             request_inputs = {**prompt_inputs, **kind.observed_images([(num_tokens_before, inputs)])}
     """
@@ -37,18 +39,31 @@ class SeeingKind(Protocol):
     columns: Mapping[str, Column]
     """Columns of a prompt, each of which `place_images` or `observed_images` returns."""
 
+    def encode_image(self, image: Any) -> Any:
+        """Decode an image and process it for the model. Called in any thread, in one at a time.
+
+        Args:
+            image: Reference of the image.
+
+        Returns:
+            An object for `place_images`, which can be weakly referenced.
+
+        Raises:
+            DataError: The image cannot be used.
+        """
+
     def place_images(self, text: str, images: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
         """Return a rendered text with the tokens of its images, and the columns of a prompt with these images.
 
         Args:
             text: Text of the chat template, with a placeholder for each image.
-            images: References of the images in order.
+            images: Results of `encode_image` in order. They may be shared, and are not changed.
 
         Returns:
             The text, and column name -> value.
 
         Raises:
-            DataError: The text has more or fewer placeholders, or an image cannot be used.
+            DataError: The text has more or fewer placeholders.
         """
 
     def observed_images(self, parts: Sequence[tuple[int, Mapping[str, Any]]]) -> Mapping[str, Any]:
@@ -70,63 +85,101 @@ class SeeingKind(Protocol):
         """
 
 
+@dataclass(slots=True)
+class Seen:
+    """Images of one episode, by digest."""
+
+    references: dict[str, ImageReference] = field(default_factory=dict)
+    """Those of the prompt first."""
+    encoded: dict[str, Any] = field(default_factory=dict)
+    """Results of `SeeingKind.encode_image`."""
+
+
 class Sight:
     """Reads the images of a run's episodes. Samples that see the same images after the same text share their inputs."""
 
-    def __init__(self, kind: SeeingKind, limits: ImageLimits, folder: Path) -> None:
+    def __init__(
+        self, kind: SeeingKind, limits: ImageLimits, folder: Path, fetch: Callable[[str], bytes] | None = None
+    ) -> None:
         """Prepare to read images.
 
         Args:
             kind: Kind of the policy's model.
-            limits: Bounds on each image, and on the number of images of an observation.
+            limits: Bounds on each image, and on the number of new images of an observation.
             folder: Folder of relative paths. Paths outside of it are refused.
+            fetch: Returns the bytes at an http or https address. None refuses addresses.
         """
         from rlhf_images import ImageReader  # installed together with a kind that sees
 
         self._kind = kind
-        self._reader = ImageReader(limits, folder)
+        self._reader = ImageReader(limits, folder, fetch)
         self._placed: WeakValueDictionary[tuple[str, tuple[str, ...]], PlacedImages] = WeakValueDictionary()
+        self._encoded: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self._one_at_a_time = Lock()
+        """Bounds memory: an image takes much more while it is decoded."""
 
-    def read(self, messages: Sequence[Message], known: MutableMapping[str, ImageReference]) -> list[Message]:
-        """Return messages with references in their image parts.
+    def read(self, messages: Sequence[Message], seen: Seen, opens: bool) -> list[Message]:
+        """Return messages with references in their image parts. Called in any thread, since images are encoded here.
+
+        A part with `required: False` whose image cannot be used becomes a text with the reason.
 
         Args:
-            messages: Messages of an environment.
-            known: Digest -> reference, of the images of the episode. New ones are added.
+            messages: Messages of an environment or an agent.
+            seen: Images of the episode. New ones are added.
+            opens: Whether the messages may open a row, which needs the earlier images too.
 
         Raises:
-            DataError: An image cannot be used, or there are too many.
+            DataError: An image cannot be used, or there are too many new ones.
         """
-        if (count := len(images_of(messages))) > self._reader.limits.max_images:
-            problem = f"an observation has {count} images, at most {self._reader.limits.max_images} are allowed"
-            raise DataError(problem, hint="show fewer images in a turn, or raise prompts.limits.max_images")
-        return [
-            {**each, "content": [self._read_part(part, known) for part in each["content"]]}
-            if images_of([each])
-            else each
-            for each in messages
-        ]
+        for reference in list(seen.references.values()) if opens else ():
+            self._encode(reference, seen)
+        new = [part for part in images_of(messages) if _digest_of(part) not in seen.references]
+        late = {id(part) for part in new[self._reader.limits.max_images :]}
+        excess = f"an observation has {len(new)} images, at most {self._reader.limits.max_images} are allowed"
+        read = []
+        for each in messages:
+            if images_of([each]):
+                parts = [self._read_part(part, seen, excess if id(part) in late else None) for part in each["content"]]
+                each = {**each, "content": parts if any(map(is_image, parts)) else text_of(parts)}
+            read.append(each)
+        return read
 
-    def _read_part(self, part: Any, known: MutableMapping[str, ImageReference]) -> Any:
+    def _read_part(self, part: Any, seen: Seen, problem: str | None) -> Any:
+        """Read a part. `problem`: why it cannot be used, if that is known."""
         if not is_image(part):
             return part
-        value = part.get("image")
-        # A reference that was shown to the environment, possibly in another process, comes back as a mapping.
-        digest = str(value.get("sha256")) if isinstance(value, Mapping) else ""
-        reference = known[digest] if digest in known else self._reader.read(part)
-        return {"type": "image", "image": known.setdefault(reference["sha256"], reference)}
+        try:
+            if problem is not None:
+                raise DataError(problem, hint="show fewer images in a turn, or raise prompts.limits.max_images")
+            reference = seen.references.get(_digest_of(part)) or self._reader.read(part)
+            self._encode(reference, seen)
+        except DataError as error:
+            if part.get("required", True):
+                raise
+            return {"type": "text", "text": f"[image not shown: {error.message}]"}
+        return {"type": "image", "image": seen.references.setdefault(reference["sha256"], reference)}
+
+    def _encode(self, reference: ImageReference, seen: Seen) -> Any:
+        """Return the encoded image, and keep it in `seen`. Samples that see it share it."""
+        digest = str(reference["sha256"])
+        if (encoded := seen.encoded.get(digest)) is None:
+            with self._one_at_a_time:
+                if (encoded := self._encoded.get(digest)) is None:
+                    encoded = self._encoded[digest] = self._kind.encode_image(reference)
+            seen.encoded[digest] = encoded
+        return encoded
 
     def with_images(self, messages: Sequence[Message], prompt: Prompt) -> tuple[Message, ...]:
         """Return messages of a prompt with image parts in place of the markers in their texts.
 
         Args:
-            messages: Messages of the prompt, as its source returns them.
+            messages: Messages of the prompt, as its source returns them, or of an agent. They may have image parts.
             prompt: The prompt.
         """
         references = list(prompt.metadata.get(IMAGES) or ())
         return tuple(
             {**each, "content": list(_split(each["content"], references))}
-            if references and isinstance(each.get("content"), str)
+            if references and isinstance(each.get("content"), str | list)
             else each
             for each in messages
         )
@@ -144,12 +197,13 @@ class Sight:
             return {key: self._bare(each) for key, each in value.items()}
         return [self._bare(each) for each in value] if isinstance(value, list | tuple) else value
 
-    def place(self, text: str, messages: Sequence[Message]) -> PlacedImages:
-        """Put the tokens of images into a rendered text.
+    def place(self, text: str, messages: Sequence[Message], seen: Seen) -> PlacedImages:
+        """Put the tokens of images into a rendered text. This is quick if `read` has encoded the images.
 
         Args:
             text: The chat template's rendering of `bare(messages)`.
             messages: Messages that were read.
+            seen: Images of the episode.
 
         Raises:
             DataError: The template has left out an image, or an image cannot be decoded.
@@ -157,7 +211,8 @@ class Sight:
         images = [part["image"] for part in images_of(messages)]
         key = text, tuple(str(each["sha256"]) for each in images)
         if (placed := self._placed.get(key)) is None:
-            placed = self._placed[key] = PlacedImages(*self._kind.place_images(text, images))
+            encoded = [self._encode(each, seen) for each in images]
+            placed = self._placed[key] = PlacedImages(*self._kind.place_images(text, encoded))
         return placed
 
     def columns(self, row: EpisodeRow) -> Columns:
@@ -172,8 +227,23 @@ class Sight:
         return Columns(values, self._kind.columns)
 
 
-def _split(text: str, references: list[ImageReference]) -> Iterator[Mapping[str, Any]]:
-    """Yield text and image parts of a text with markers, and remove their images from `references`."""
+def _digest_of(part: Any) -> str:
+    """Return the digest of an image part that was read, else an empty text."""
+    value = part.get("image")
+    # A reference that was shown to the environment, possibly in another process, comes back as a mapping.
+    return str(value.get("sha256", "")) if isinstance(value, Mapping) else ""
+
+
+def _split(content: str | Sequence[Any], references: list[ImageReference]) -> Iterator[Any]:
+    """Yield text and image parts of a content with markers, and remove their images from `references`."""
+    for part in parts_of(content):
+        if isinstance(part, Mapping) and part.get("type") == "text":
+            yield from _split_text(str(part.get("text", "")), references)
+        else:
+            yield part
+
+
+def _split_text(text: str, references: list[ImageReference]) -> Iterator[Mapping[str, Any]]:
     from rlhf_images import find_markers
 
     place = 0
@@ -187,17 +257,19 @@ def _split(text: str, references: list[ImageReference]) -> Iterator[Mapping[str,
         yield {"type": "text", "text": text[place:]}
 
 
-def with_seen(prompt: Prompt, seen: Mapping[str, ImageReference]) -> Prompt:
+def with_seen(prompt: Prompt, conversations: Iterable[Sequence[Message]]) -> Prompt:
     """Return a prompt whose metadata has the references of all images of an episode, those of the prompt first.
 
     Args:
         prompt: The prompt of the episode.
-        seen: Digest -> reference, in the order in which the policy saw them.
+        conversations: Messages of each branch.
     """
     own = list(prompt.metadata.get(IMAGES) or ())
-    digests = {each["sha256"] for each in own}
-    added = [each for digest, each in seen.items() if digest not in digests]
+    shown = [part["image"] for messages in conversations for part in images_of(messages)]
+    added = {each["sha256"]: each for each in shown}
+    for each in own:
+        added.pop(each["sha256"], None)
     if not added:
         return prompt
-    changed: Prompt = replace(prompt, metadata={**prompt.metadata, IMAGES: [*own, *added]})
+    changed: Prompt = replace(prompt, metadata={**prompt.metadata, IMAGES: [*own, *added.values()]})
     return changed

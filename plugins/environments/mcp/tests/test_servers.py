@@ -45,7 +45,7 @@ class TestCalculator(EnvironmentContract):
     replies = (call("add", number=3), call("add", number=2), call("divide", number=0), call("multiply"), "I am done.")
 
 
-def play(folder, command, *replies, **options):
+def play(folder, command, *replies, sight=None, **options):
     """The episode of a policy that says these replies, and then that it is done."""
     problems = Problems()
     environment = resolve_environment({"name": "mcp", "command": command, **options}, problems)
@@ -58,6 +58,7 @@ def play(folder, command, *replies, **options):
         sampling=SamplingParams(max_new_tokens=200),
         seed=0,
         base_folder=folder,
+        sight=sight,
     )
     task = {"prompt": [{"role": "user", "content": "Go."}], "answer": "3"}
     prompt = prompt_stream([task], tokenizer, seed=0).prompt(0)
@@ -100,7 +101,7 @@ def test_images_of_a_result_are_parts():
     shown = CallToolResult(content=[text, image, TextContent(type="text", text="More")])
     assert result_content(shown, 6) == [
         {"type": "text", "text": "Done."},
-        {"type": "image", "base64": "AAAA"},
+        {"type": "image", "base64": "AAAA", "required": False},
         {"type": "text", "text": "M"},
     ]
     assert (
@@ -147,6 +148,19 @@ def test_a_server_gets_the_variables_that_are_named_and_no_other(tmp_path, monke
     assert set(listed.split()) <= {"HOME", "LC_CTYPE", "OF_THE_SERVER", "PATH"}
     with pytest.raises(ConfigError, match="NOT_THERE is not set"):
         play(tmp_path, CALCULATOR, env=["NOT_THERE"])
+
+
+def test_a_broken_image_of_a_server_becomes_a_text_for_a_model_that_sees(tmp_path):
+    pytest.importorskip("rlhf_vision")
+    from rlhf_core.config import ModelConfig
+    from rlhf_core.models import model_kind_for
+    from rlhf_episodes.sight import Sight
+    from rlhf_images import ImageLimits
+
+    kind = model_kind_for(ModelConfig(path="builtin:tiny-vision", device="cpu"))
+    played = play(tmp_path, [*SCRIPTED, "picture"], GO, sight=Sight(kind, ImageLimits(), tmp_path))
+    (answered,) = observations(played)
+    assert answered.startswith("[image not shown: ") and answered.endswith("a cat")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -102,3 +103,43 @@ def test_addresses_are_refused_unless_their_host_is_allowed(address: str, tmp_pa
     (error,) = source_of(tmp_path, [f"{address}/good"]).scan()
     assert "the image is an address" in str(error) and "allow its host" in str(error)
     assert not asked
+
+
+def test_a_full_cache_loses_what_was_used_longest_ago(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(png(0))
+    monkeypatch.setattr("rlhf_vision.downloads.MAX_CACHE_BYTES", 10 * size)
+    served.update({f"/{number}": png(number) for number in range(12)})
+    source = source_of(tmp_path, [f"{address}/{number}" for number in range(12)], allow_hosts=["127.0.0.1"])
+    cache = tmp_path / "cache" / "rlhf" / "images"
+    found = []
+    for number in range(12):
+        source[0]["images"]  # stays in use
+        found.append(source[number]["images"][0])
+        for age, path in enumerate(sorted(cache.iterdir(), key=lambda each: each.stat().st_mtime)):
+            os.utime(path, (age, age))  # file systems have coarse clocks
+        assert sum(path.stat().st_size for path in cache.iterdir()) <= 10 * size
+    assert asked.count("/0") == 1 and len(asked) == 12
+    assert found[1].open().getpixel((0, 0)) == (1, 1, 1)
+    assert asked.count("/1") == 2, "it was removed, and is downloaded again"
+
+
+def test_a_failed_connection_says_that_proxies_are_not_used(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy.example.org:3128")
+    urls = ["http://127.0.0.1:1/x", f"{address}/none"]
+    lost, missing = map(str, source_of(tmp_path, urls, allow_hosts=["127.0.0.1"]).scan())
+    assert "HTTPS_PROXY is set, but proxies are not used" in lost and "HTTPS_PROXY" not in missing
+
+
+def test_observations_and_agents_may_use_the_same_hosts(address: str, tmp_path: Path) -> None:
+    served["/good"] = png(1)
+    options = {"of": {"name": "jsonl", "path": "train.jsonl"}}
+    config = load("prompts", "images").component.config
+    assert config.model_validate(options).downloads() is None
+    fetch = config.model_validate({**options, "allow_hosts": ["127.0.0.1"]}).downloads()
+    assert fetch(f"{address}/good") == png(1)

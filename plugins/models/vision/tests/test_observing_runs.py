@@ -86,7 +86,7 @@ def test_a_game_may_add_an_image_to_a_prompt_with_one(tmp_path):
 
 def test_a_model_that_does_not_see_refuses_an_image_by_name(tmp_path):
     options = {**RUN, "model": {"path": "builtin:tiny-digits"}, "environment": game(tmp_path), "rewards": []}
-    with pytest.raises(EpisodeError, match="an observation has an image, but the model does not see"):
+    with pytest.raises(EpisodeError, match="a message has an image, but the model does not see"):
         train(options, output=tmp_path / "run", trust=True)
 
 

@@ -27,15 +27,15 @@ def sendable(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _sendable_part(part: Any) -> Any:
     if not is_image(part):
         return part
-    value = part.get("image", part.get("bytes"))
+    value, rest = part.get("image", part.get("bytes")), {key: part[key] for key in ("required",) if key in part}
     if isinstance(value, Mapping) and value.get("bytes") is not None:
         value = value["bytes"]
     if isinstance(value, bytes | bytearray):
-        return {"type": "image", "image": f"data:,{b64encode(value).decode()}"}
+        return {"type": "image", **rest, "image": f"data:,{b64encode(value).decode()}"}
     if isinstance(value, Path):
-        return {"type": "image", "image": str(value)}
+        return {"type": "image", **rest, "image": str(value)}
     if hasattr(value, "convert") and hasattr(value, "size"):  # a Pillow image
         from rlhf_images import image_address
 
-        return {"type": "image", "image": image_address(value, max_edge=max(value.size))}
+        return {"type": "image", **rest, "image": image_address(value, max_edge=max(value.size))}
     return part

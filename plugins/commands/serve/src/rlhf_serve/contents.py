@@ -7,7 +7,7 @@ from typing import Any
 
 from .wire import Part
 
-_DATA = "data:"
+_SCHEMES = ("data:", "http://", "https://")
 
 
 class Content(Part):
@@ -15,7 +15,7 @@ class Content(Part):
 
     text: str
     images: tuple[tuple[int, str], ...] = ()
-    """The number of characters before each image, and its `data:` address."""
+    """The number of characters before each image, and its address."""
 
 
 def read_content(
@@ -30,7 +30,7 @@ def read_content(
         address_of: Returns the address of an image part.
 
     Raises:
-        ValueError: A part is neither a text nor an image, or an image is not in the request itself.
+        ValueError: A part is neither a text nor an image, or an image has another address than data: or http.
     """
     if value is None or isinstance(value, Content):
         return value
@@ -45,9 +45,14 @@ def read_content(
             text += part["text"]
         elif kind == image_type:
             address = address_of(part)
-            if not isinstance(address, str) or not address.startswith(_DATA):
-                raise ValueError("must be text, or images in the request itself, as data: addresses with base64")
-            images.append((len(text), address))
+            images.append((len(text), image_address(address)))
         else:
             raise ValueError(f"must be a text, or a list of parts of the types {', '.join((*text_types, image_type))}")
     return Content(text=text, images=tuple(images))
+
+
+def image_address(value: Any) -> str:
+    """Return the address of an image. Raises `ValueError` for a path, or an id of a file of the provider."""
+    if not isinstance(value, str) or not value.startswith(_SCHEMES):
+        raise ValueError("must be text, or images in the request itself, as data: addresses with base64")
+    return value

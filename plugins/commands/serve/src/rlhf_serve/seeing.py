@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.models import ModelKind
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import Prompt
-from rlhf_episodes import Call, CallRefused, ChatMessage
+from rlhf_episodes import Call, CallRefused, ChatFormat, template_messages
 
 MAX_PIXELS = 2**22
 """Maximum width x height of an image. Decoding one takes up to 50 MB. Images are decoded one at a time."""
@@ -20,15 +19,17 @@ _CODE = "invalid_request"
 class SeeingEncoder:
     """Encodes calls whose messages have images."""
 
-    def __init__(self, tokenizer: Any, kind: ModelKind, *, engine_sees: bool) -> None:
+    def __init__(self, tokenizer: Any, kind: ModelKind, chat: ChatFormat, *, engine_sees: bool) -> None:
         """Create an encoder.
 
         Args:
             tokenizer: The model's tokenizer.
             kind: The model's kind.
+            chat: The tokenizer's format of chats.
             engine_sees: Whether the engine passes a prompt's columns to the model.
         """
         self._encoder = PromptEncoder(tokenizer, kind=kind)
+        self._chat = chat
         self._sees = engine_sees and any(column.model_input for column in kind.columns.values())
 
     def prompt(self, call: Call) -> Prompt:
@@ -45,6 +46,9 @@ class SeeingEncoder:
             raise CallRefused(400, _CODE, "logprobs: not available for a conversation with images")
         if any(each.tool_calls or each.role == "tool" for each in call.messages):
             raise CallRefused(400, _CODE, "messages: a conversation with images cannot contain tool calls")
+        if not all(address.startswith("data:") for each in call.messages for _, address in each.images):
+            message = "messages: must have images in the request itself, as data: addresses with base64"
+            raise CallRefused(400, _CODE, message)
         try:
             from rlhf_images import ImageLimits, ImageReader, read_images
         except ImportError as error:
@@ -52,7 +56,8 @@ class SeeingEncoder:
             raise CallRefused(400, "not_installed", message) from error
         reader = ImageReader(ImageLimits(max_pixels=MAX_PIXELS), Path())
         try:
-            return self._encoder.prompt(read_images({"prompt": _messages(call.messages)}, reader), 0, "messages")
+            messages = template_messages(call.messages, self._chat.tool_format)
+            return self._encoder.prompt(read_images({"prompt": messages}, reader), 0, "messages")
         except RlhfError as error:
             raise CallRefused(400, _CODE, f"messages: {error.message}") from error
 
@@ -60,19 +65,3 @@ class SeeingEncoder:
 def has_images(call: Call) -> bool:
     """Return whether a message of the call has images."""
     return any(message.images for message in call.messages)
-
-
-def _messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    return [{"role": each.role, "content": list(_parts(each))} for each in messages]
-
-
-def _parts(message: ChatMessage) -> Iterator[dict[str, str]]:
-    """Yield the content of a message as text and image parts."""
-    start = 0
-    for offset, address in message.images:
-        if offset > start:
-            yield {"type": "text", "text": message.content[start:offset]}
-        yield {"type": "image", "url": address}
-        start = offset
-    if start < len(message.content) or not message.images:
-        yield {"type": "text", "text": message.content[start:]}

@@ -74,7 +74,8 @@ class ServedModel:
         self._chat = ChatFormat(self._tokenizer, eos_token_ids=self._engine.eos_token_ids)
         self._structures = AnswerStructures(self._engine, self._tokenizer)
         self._encoder = PromptEncoder(self._tokenizer)
-        self._seeing = SeeingEncoder(self._tokenizer, model_kind_of(opened.policy), engine_sees=engine_sees)
+        kind = model_kind_of(opened.policy)
+        self._seeing = SeeingEncoder(self._tokenizer, kind, self._chat, engine_sees=engine_sees)
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="images")  # one image in memory at a time
         self._count = 0
         self._thread = EngineThread(self._engine)

@@ -104,13 +104,16 @@ def result_text(result: CallToolResult, max_chars: int) -> str:
 
 
 def result_content(result: CallToolResult, max_chars: int) -> str | list[Mapping[str, Any]]:
-    """Return a tool's result as text (`result_text`) or, if it has images, as text and image parts."""
+    """Return a tool's result as text (`result_text`) or, if it has images, as text and image parts.
+
+    An image that cannot be used becomes a text with the reason, since servers may send anything.
+    """
     if not any(isinstance(part, ImageContent) for part in result.content):
         return result_text(result, max_chars)
     parts: list[Mapping[str, Any]] = [{"type": "text", "text": "error: "}] if result.is_error else []
     for part in result.content:
         if isinstance(part, ImageContent):
-            parts.append({"type": "image", "base64": part.data})
+            parts.append({"type": "image", "base64": part.data, "required": False})
         else:
             text = _part(part)
             parts.append({"type": "text", "text": text[:max_chars]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -75,6 +75,12 @@ class ImagesConfig(SeenPrompts):
 
     def selections(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "prompts", "of", dict(self.of)
+
+    def downloads(self) -> Callable[[str], bytes] | None:
+        """Return what downloads images of allowed hosts, also for observations and agents. None if there are none."""
+        from .downloads import ImageDownloads
+
+        return ImageDownloads(self.allow_hosts, self.limits) if self.allow_hosts else None
 
     def adapt(self, run: ResolvedRun) -> Self:
         """Require images in runs with several trainers."""

@@ -37,10 +37,15 @@ def observed_columns(
     columns = [each for _, each in parts] or [no_images]
     places = [[start, int(each[COUNT])] for start, each in parts]
     return {
-        OBSERVED_PIXELS: torch.cat([each[PIXELS] for each in columns]),
-        OBSERVED_SIZES: torch.cat([each[SIZES] for each in columns]),
+        OBSERVED_PIXELS: joined_rows([each[PIXELS] for each in columns]),
+        OBSERVED_SIZES: joined_rows([each[SIZES] for each in columns]),
         OBSERVED_TOKENS: torch.tensor(places, dtype=torch.int64).view(-1, 2),
     }
+
+
+def joined_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along their first dimension. One tensor is not copied, so that rows share it."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def find_image_tokens(is_token: Tensor, attention_mask: Tensor, columns: Mapping[str, Tensor]) -> Tensor:

@@ -16,7 +16,6 @@ from rlhf_core.protocols import PromptSource
 from rlhf_images import KEY, ImageReader, read_images
 
 from .config import ImagesConfig
-from .downloads import ImageDownloads
 
 _DOWNLOADS = 8
 """Number of records whose images are downloaded at once."""
@@ -97,7 +96,7 @@ def build(config: ImagesConfig, context: TaskContext) -> PromptSource:
             hint="put `images` into the sources of the mixture instead, or set streaming: false",
         )
     require_images = config.require_images or read_launch_env().world_size > 1
-    fetch = ImageDownloads(config.allow_hosts, config.limits) if config.allow_hosts else None
+    fetch = config.downloads()
     reader = ImageReader(config.limits, _folder(config, context), fetch)
     return ImageRecords(source, reader, require_images=require_images, num_threads=_DOWNLOADS if fetch else 1)
 

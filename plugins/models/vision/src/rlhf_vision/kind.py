@@ -14,13 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core import Column
-from rlhf_core.errors import DataError, UserInputError, first_line
-from rlhf_images import ImageReference, accept_text_messages, render_prompt
+from rlhf_core.errors import DataError, RlhfError, UserInputError, first_line
+from rlhf_images import ImageError, ImageReference, accept_text_messages, render_prompt
 from rlhf_models import CausalLM, ImagePrompt, ImagePrompts, PromptInputs
 
 from .config import FAMILIES, TINY
-from .families.base import Family, PixelBatch
-from .image_columns import COLUMNS, COUNT, PIXELS, SIZES, find_image_tokens, images_of_rows, observed_columns
+from .families.base import EncodedImages, Family, PixelBatch
+from .image_columns import (
+    COLUMNS,
+    COUNT,
+    PIXELS,
+    SIZES,
+    find_image_tokens,
+    images_of_rows,
+    joined_rows,
+    observed_columns,
+)
 from .prompt_images import prompt_images
 from .tiny import tiny_config, tiny_model, tiny_processor, tiny_tokenizer
 
@@ -149,7 +158,7 @@ class ImageText(PromptInputs, ImagePrompts, CausalLM):
         if not all(isinstance(each, ImageReference) for each in references):
             raise DataError("its images are not read", hint="read the prompts with the source images")
         text, is_chat = render_prompt(record, family.tokenizer, family.plain)
-        text, columns = self.place_images(text, references)
+        text, columns = self.place_images(text, [self.encode_image(each) for each in references])
         ids = family.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
         if ids.count(family.image_token_id) != columns[COUNT]:
             raise DataError(
@@ -158,18 +167,38 @@ class ImageText(PromptInputs, ImagePrompts, CausalLM):
             )
         return ids, {**columns, **observed}
 
-    def place_images(self, text: str, images: Sequence[ImageReference]) -> tuple[str, Mapping[str, Tensor]]:
+    def encode_image(self, image: ImageReference) -> EncodedImages:
+        """Decode an image and process it for the model. May be called in any thread, in one at a time.
+
+        Args:
+            image: The image, in the process that read it.
+
+        Returns:
+            The image for `place_images`, which does not change it.
+
+        Raises:
+            DataError: The image cannot be used.
+        """
+        try:
+            return self.family.encode([image.open()])
+        except RlhfError:
+            raise
+        except Exception as error:  # image processors refuse sizes with many classes
+            problem = f"the model cannot use an image of {image['width']} x {image['height']} pixels"
+            raise ImageError(f"{problem}: {first_line(error)}", hint="crop or resize it") from error
+
+    def place_images(self, text: str, images: Sequence[EncodedImages]) -> tuple[str, Mapping[str, Tensor]]:
         """Return a rendered text with the tokens of its images, and the columns of these images.
 
         Args:
             text: Text of the chat template, with a placeholder for each image.
-            images: The images in order, in the process that read them.
+            images: The images in order, as `encode_image` returns them.
 
         Returns:
             The text, and the columns of a prompt that consists of it.
 
         Raises:
-            DataError: The text has more or fewer placeholders, or an image cannot be used.
+            DataError: The text has more or fewer placeholders.
         """
         family, pieces = self.family, text.split(self.family.placeholder)
         if len(pieces) != len(images) + 1:
@@ -179,10 +208,13 @@ class ImageText(PromptInputs, ImagePrompts, CausalLM):
             )
         if not images:
             return text, family.no_images()
-        encoded = family.encode([each.open() for each in images])
-        count = sum(each.count(family.image_token) for each in encoded.texts)
-        joined = pieces[0] + "".join(a + b for a, b in zip(encoded.texts, pieces[1:], strict=True))
-        return joined, {PIXELS: encoded.pixels, SIZES: encoded.sizes, COUNT: torch.tensor(count)}
+        texts = [each for image in images for each in image.texts]
+        joined = pieces[0] + "".join(a + b for a, b in zip(texts, pieces[1:], strict=True))
+        return joined, {
+            PIXELS: joined_rows([each.pixels for each in images]),
+            SIZES: joined_rows([each.sizes for each in images]),
+            COUNT: torch.tensor(sum(each.count(family.image_token) for each in texts)),
+        }
 
     def observed_images(self, parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> Mapping[str, Tensor]:
         """Return the columns of images that observations have added to a row.

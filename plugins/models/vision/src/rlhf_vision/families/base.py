@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class EncodedImages:
-    """The images of one prompt, ready for the model."""
+    """Images of one prompt in order, ready for the model."""
 
     texts: Sequence[str]
     """For each image, the text with image tokens that takes the place of its placeholder."""

@@ -122,7 +122,7 @@ class _Message(Part):
     def _is_text(self) -> _Message:
         if self.role != "tool":  # a tool may print anything
             check_text(self.content.text if self.content else "")
-        if self.role != "user" and self.content and self.content.images:
+        if self.role not in ("user", "tool") and self.content and self.content.images:
             raise ValueError(f"a message of the role {self.role} cannot contain images")
         return self
 
@@ -266,8 +266,7 @@ class ChatBody(Body):
         return self._calls(prompt, 0)
 
     def extras(self) -> list[str]:
-        has_images = any(each.content is not None and each.content.images for each in self.messages)
-        return _names(n=self.num_choices > 1, logprobs=bool(self.logprobs), image_url=has_images)
+        return _names(n=self.num_choices > 1, logprobs=bool(self.logprobs))
 
 
 class TextBody(Body):

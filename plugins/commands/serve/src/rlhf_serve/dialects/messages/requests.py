@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, model_validator
 
 from rlhf_core.types import ToolCall
 from rlhf_episodes import Answer, Call, CallRefused, ChatMessage
 
+from ...contents import image_address
 from ...fields import (
     Checked,
     Id,
@@ -52,21 +54,37 @@ class _TextBlock(Part):
     text: Checked
 
 
-class _ImageSource(Part):
+class _ImageBytes(Part):
     type: Literal["base64"]
     media_type: Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
     data: str
 
+    @property
+    def address(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class _ImageUrl(Part):
+    type: Literal["url"]
+    url: Annotated[str, AfterValidator(image_address)]
+
+    @property
+    def address(self) -> str:
+        return self.url
+
 
 class _ImageBlock(Part):
     type: Literal["image"]
-    source: _ImageSource
+    source: Annotated[_ImageBytes | _ImageUrl, Discriminator("type")]
 
 
 class _ResultText(Part):
     type: Literal["text"]
     text: str
     """Unlike other texts, it is not checked, since a tool may print anything."""
+
+
+_ResultBlock = Annotated[_ResultText | _ImageBlock, Discriminator("type")]
 
 
 class _ToolUse(Part):
@@ -79,7 +97,7 @@ class _ToolUse(Part):
 class _ToolResult(Part):
     type: Literal["tool_result"]
     tool_use_id: Id
-    content: Annotated[list[_ResultText], BeforeValidator(_as_blocks)] | None = None
+    content: Annotated[list[_ResultBlock], BeforeValidator(_as_blocks)] | None = None
     is_error: bool | None = None
     """Not shown to the model, since chat templates lack it. The content describes the error."""
 
@@ -164,11 +182,6 @@ class PromptBody(WireRequest):
     def _is_single(self) -> bool:
         return self.tool_choice is not None and bool(self.tool_choice.disable_parallel_tool_use)
 
-    def served_only(self) -> CallRefused | None:
-        blocks = [block for message in self.messages for block in message.content]
-        has_images = any(isinstance(block, _ImageBlock) for block in blocks)
-        return unsupported("a block of the type image", "omit it") if has_images else None
-
     def prompt(self) -> dict[str, Any]:
         """Return the messages and tools of the call. Raises `CallRefused` if they are empty."""
         is_hidden = self.tool_choice is not None and self.tool_choice.type == "none"
@@ -250,20 +263,17 @@ def _given(role: str, blocks: Sequence[_Block]) -> Iterator[ChatMessage]:
             continue
         for block in run:
             if isinstance(block, _ToolResult):
-                content = _join(block.content or ())
-                yield ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id)
+                yield replace(_seen("tool", block.content or ()), tool_call_id=block.tool_use_id)
 
 
-def _seen(role: str, blocks: Iterable[_Block]) -> ChatMessage:
+def _seen(role: str, blocks: Iterable[_Block | _ResultBlock]) -> ChatMessage:
     """Return the message of text and image blocks. Adjacent texts are separate paragraphs."""
     content, images = "", list[tuple[int, str]]()
-    for is_text, run in groupby(blocks, key=lambda block: isinstance(block, _TextBlock)):
+    for is_text, run in groupby(blocks, key=lambda block: isinstance(block, _TextBlock | _ResultText)):
         if is_text:
-            content += _join([block for block in run if isinstance(block, _TextBlock)])
+            content += _join([block for block in run if isinstance(block, _TextBlock | _ResultText)])
             continue
-        for block in run:
-            if isinstance(block, _ImageBlock):
-                images.append((len(content), f"data:{block.source.media_type};base64,{block.source.data}"))
+        images += [(len(content), block.source.address) for block in run if isinstance(block, _ImageBlock)]
     return ChatMessage(role=role, content=content, images=tuple(images))
 
 

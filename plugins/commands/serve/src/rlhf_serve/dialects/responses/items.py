@@ -18,18 +18,6 @@ from ...wire import Part
 _TEXT_TYPES = ("input_text", "output_text")
 
 
-def _join_parts(value: Any) -> Any:
-    """Join the texts of a list of parts."""
-    if not isinstance(value, list):
-        return value
-    parts: list[Any] = [
-        part.get("text") for part in value if isinstance(part, dict) and part.get("type") in _TEXT_TYPES
-    ]
-    if len(parts) < len(value) or not all(isinstance(part, str) for part in parts):
-        raise ValueError("must be a text, or a list of parts of the types input_text and output_text")
-    return "".join(parts)
-
-
 def _read_content(value: Any) -> Any:
     """Return the content of a message. An image part is `{"type": "input_image", "image_url": "data:…"}`."""
     return read_content(value, _TEXT_TYPES, "input_image", lambda part: part.get("image_url"))
@@ -58,7 +46,7 @@ class _FunctionCall(Part):
 class _FunctionOutput(Part):
     type: Literal["function_call_output"]
     call_id: Id
-    output: Annotated[str, BeforeValidator(_join_parts)]
+    output: Annotated[Content, BeforeValidator(_read_content)]
     """Unlike other texts, it is not checked, since a tool may print anything."""
 
 
@@ -120,12 +108,7 @@ def _reply(text: str, calls: Sequence[_FunctionCall]) -> ChatMessage:
 
 def _given(item: Item) -> ChatMessage:
     if isinstance(item, _FunctionOutput):
-        return ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id)
+        return ChatMessage(role="tool", content=item.output.text, images=item.output.images, tool_call_id=item.call_id)
     assert isinstance(item, _Message)
     role = "system" if item.role == "developer" else item.role
     return ChatMessage(role=role, content=item.content.text, images=item.content.images)
-
-
-def has_images(items: Sequence[Item]) -> bool:
-    """Return whether a message of an input has images."""
-    return any(isinstance(item, _Message) and item.content.images for item in items)

@@ -25,7 +25,7 @@ from ...forced import ForcedChoice, parallel_refusal
 from ...stored import StoredConversations
 from ...wire import AnswerRequest, CountRequest, Part, WireRequest, encode, unsupported
 from . import replies
-from .items import TAGS, Item, as_items, chat_messages, has_images
+from .items import TAGS, Item, as_items, chat_messages
 
 _LOGPROBS = "message.output_text.logprobs"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -112,9 +112,6 @@ class PromptBody(WireRequest):
             return unsupported("reasoning.effort", "omit it")
         return None
 
-    def served_only(self) -> CallRefused | None:
-        return unsupported("a part of the type input_image", "omit it") if has_images(self.input) else None
-
     @property
     def _choice(self) -> ForcedChoice:
         return ForcedChoice.of(self.tool_choice, lambda choice: choice)
@@ -159,8 +156,6 @@ class ResponsesBody(PromptBody, AnswerRequest):
         return self
 
     def served_only(self) -> CallRefused | None:
-        if (refused := super().served_only()) is not None:
-            return refused
         return unsupported(_LOGPROBS, "omit it from include") if self._with_logprobs else None
 
     def calls(self, stored: StoredConversations) -> list[Call]:
