@@ -75,7 +75,7 @@ class LLMEngine:
         assert (lora_request is not None) == getattr(self.args, "enable_lora", False)
         assert self.version is not None and not self.asleep, (self.version, self.asleep)
         if params.output_kind == RequestOutputKind.DELTA:
-            self.flying[name] = [prompt, params, 0]
+            self.flying[name] = [{**prompt, "prompt_token_ids": self.counted(prompt)}, params, 0]
             return
         self.requests[name] = (self.counted(prompt), params)
 
