@@ -177,12 +177,13 @@ class Sight:
             prompt: The prompt.
         """
         references = list(prompt.metadata.get(IMAGES) or ())
-        return tuple(
-            {**each, "content": list(_split(each["content"], references))}
-            if references and isinstance(each.get("content"), str | list)
-            else each
-            for each in messages
-        )
+        placed = []
+        for each in messages:
+            if references and isinstance(each.get("content"), str | list):
+                parts = list(_split(each["content"], references))
+                each = {**each, "content": parts} if any(map(is_image, parts)) else each
+            placed.append(each)
+        return tuple(placed)
 
     def bare(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages for the chat template: without references, and without texts that could pass for images."""
