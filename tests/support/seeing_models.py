@@ -48,7 +48,7 @@ def text_sizes(num_heads):
         "num_hidden_layers": 2,
         "num_attention_heads": num_heads,
         "num_key_value_heads": max(1, num_heads // 2),
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 512,
         "vocab_size": 128,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -62,10 +62,11 @@ def tokenizer_of(image_text):
     vocabulary = {token: place for place, token in enumerate((*SPECIAL, *characters, *lines))}
     inner = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
     inner.pre_tokenizer, inner.decoder = Split(Regex(r"[\s\S]"), "isolated"), Fuse()
+    # Here, since the option of transformers accepts either a list or names: others would become a token per character.
+    inner.add_special_tokens(list(SPECIAL))
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
-        additional_special_tokens=list(SPECIAL[3:]), extra_special_tokens=NAMED,
-    )  # fmt: skip
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", extra_special_tokens=NAMED
+    )
     tokenizer.chat_template = PARTS.replace("IMAGE", image_text)
     return tokenizer
 
