@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +61,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "process-reward-model": {"algorithm": {"name": "process-reward-model", "step_separator": ","}, **SCORES, **STEPS},
 }
 """Every algorithm that the repository registers, by itself and with what puts more tensors somewhere."""
+QUICK = ("ppo", "grpo-in-parts", "environment", "sft-lora", "dpo-lora", "process-reward-model")
+"""In `make test`: a critic, parts of batches, episodes, each kind of dataset and of adapter."""
 RESUMED = ("ppo", "sft-lora", "moments-stay-on-the-cpu")
 PATHS = ("padded", "equal", "recompute")
 """How the engine generates where a model or a device cannot do its fastest, `slots`."""
@@ -106,19 +108,21 @@ FAULTS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
 """A planted fault -> the run it is planted in."""
 
 
-def make_runs(out: Path) -> None:
+def make_runs(out: Path, names: Sequence[str]) -> None:
     """Write `<run>.json` for each: what it raised (None: nothing), how it generated, what `DEVICE` computed."""
     other_device.register()
     torch.set_num_threads(1)
     without_report()
     save_inputs(out)
-    for name, changes in RUNS.items():
-        _record(out, name, changes)
-    for name in PATHS:
-        _record(out, name, RUNS["rloo"], path=name)
-    for fault, (name, planted) in FAULTS.items():
-        with planted():
-            _record(out, fault, RUNS[name])
+    for name in names:
+        if name in PATHS:
+            _record(out, name, RUNS["rloo"], path=name)
+        elif name in FAULTS:
+            run, planted = FAULTS[name]
+            with planted():
+                _record(out, name, RUNS[run])
+        else:
+            _record(out, name, RUNS[name])
 
 
 def save_inputs(out: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_resume_repeats_the_run(runs: Path, tmp_path: Path) -> None:
     assert samples(tmp_path / "run") == samples(runs / "single-True")
 
 
-@pytest.mark.parametrize("hold_at", [1, 2])
+@pytest.mark.parametrize("hold_at", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_kill_in_the_middle_leaves_the_one_before(runs: Path, tmp_path: Path, hold_at: int) -> None:
     run, held = tmp_path / "run", tmp_path / "held"
     process = Forked(train_held, run, held, hold_at)

@@ -136,7 +136,10 @@ class StopAfterFirst:
 
 
 @pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize("name", ["ppo", "grpo-branches", "several", "guess-number"])
+@pytest.mark.parametrize(
+    "name",
+    ["several", "guess-number", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "grpo-branches"))],
+)
 def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path, name: str) -> None:
     game = {"environment": {"name": "guess-number", "max_turns": 4}} if name == "guess-number" else {}
     saved = {"checkpoint": {"every_episodes": 1}, "eval": {"every_episodes": 2, "num_prompts": 4}}

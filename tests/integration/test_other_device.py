@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_runs import FAULTS, PATHS, RUNS, make_runs
+from device_runs import FAULTS, PATHS, QUICK, RUNS, make_runs
 from running import Forked, run_all
 
 from rlhf_core.plugins.discovery import discover
@@ -20,7 +20,14 @@ from rlhf_core.plugins.discovery import discover
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
-    run_all(Forked(make_runs, out))
+    run_all(Forked(make_runs, out, [*QUICK, *PATHS, *FAULTS]))
+    return out
+
+
+@pytest.fixture(scope="module")
+def other_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("other-runs")
+    run_all(Forked(make_runs, out, [name for name in RUNS if name not in QUICK]))
     return out
 
 
@@ -34,9 +41,12 @@ def test_every_algorithm_of_the_repository_is_run() -> None:
     assert own <= {changes["algorithm"]["name"] for changes in RUNS.values()}
 
 
-@pytest.mark.parametrize("name", [*RUNS, *PATHS])
-def test_a_run_elsewhere(runs: Path, name: str) -> None:
-    found = told(runs, name)
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RUNS), *PATHS],
+)
+def test_a_run_elsewhere(name: str, request: pytest.FixtureRequest) -> None:
+    found = told(request.getfixturevalue("other_runs" if name in RUNS and name not in QUICK else "runs"), name)
     assert found["error"] is None, found["error"]
     assert {"aten._fused_adamw_.default", "aten.embedding.default"} <= set(found["computed"])
     # The engine's fastest path: one that fails for a tensor on the wrong device would only be slower.

@@ -23,9 +23,13 @@ LONG = {**BASE, "train": {**TRAIN, "episodes": 400}}
 SCHEDULE = {"lr": 1e-3, "critic_lr": 2e-3, "schedule": "linear", "warmup_episodes": 1}
 
 VARIANTS = {
-    "ppo": {},
-    "adaptive KL": {"algorithm": {"name": "ppo", "kl_controller": "adaptive", "kl_target": 0.01}},
-    "normalised rewards": {"rewards": [{"name": "length", "target_tokens": 2}], "reward_scaling": {"normalise": True}},
+    "adaptive KL, normalised rewards, schedule and epochs": {
+        "algorithm": {"name": "ppo", "kl_controller": "adaptive", "kl_target": 0.01},
+        "rewards": [{"name": "length", "target_tokens": 2}],
+        "reward_scaling": {"normalise": True},
+        "optimizer": SCHEDULE,
+        "train": {**TRAIN, "epochs_per_episode": 2},
+    },
     "curriculum": {
         "rewards": [{"name": "length", "target_tokens": 2}],
         "prompts": {
@@ -35,8 +39,8 @@ VARIANTS = {
             "curriculum": {"success": [0.3, 0.9], "success_score": 0.2, "revisit_after": 1, "retire_after": 2},
         },
     },
-    "schedule and epochs": {"optimizer": SCHEDULE, "train": {**TRAIN, "epochs_per_episode": 2}},
 }
+"""Each state that a run keeps between episodes is in one of them."""
 
 
 class StopAfter:

@@ -1,12 +1,14 @@
 """Starts Ray's workers in a fraction of a second: forks them from a process that has already imported their modules.
 
-Like a worker started by Ray, each has its own process and connection. The raylet starts a small stub, which passes on
-the command line and runs as long as its worker. Ending the stub ends the worker, so that the process tree and the
-environment look the same to tests. A stub that does not get a worker becomes one, as Ray would have started it.
+That process is itself forked from the one of `running.Forked`, so that these modules are imported once. Like a worker
+started by Ray, each has its own process and connection. The raylet starts a small stub, which passes on the command
+line and runs as long as its worker. Ending the stub ends the worker, so that the process tree and the environment look
+the same to tests. A stub that does not get a worker becomes one, as Ray would have started it.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,15 +18,16 @@ import selectors
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from running import PARTS_OF_RUNS, fsync_of_pipes
+from running import PARTS_OF_RUNS, Forked, fsync_of_pipes
 
 ADDRESS = "RLHF_TEST_RAY_WORKERS"
 """Environment variable with the socket at which stubs request a worker."""
@@ -43,24 +46,20 @@ def worker_source() -> Iterator[None]:
         address = os.path.join(folder, "workers")
         listener.bind(address)
         listener.listen(64)
-        command = [sys.executable, "-c", f"import quick_ray; quick_ray.serve({listener.fileno()})"]
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        source = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        )
-        listener.close()  # if the source dies, a stub is refused and starts a worker like Ray
-        os.environ[ADDRESS] = address
-        try:
-            yield
-        finally:
-            del os.environ[ADDRESS]
-            assert source.stdin is not None
-            source.stdin.close()
-            source.wait()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            source = Forked(serve, listener, theirs)
+            theirs.close()
+            listener.close()  # if the source dies, a stub is refused and starts a worker like Ray
+            os.environ[ADDRESS] = address
+            try:
+                yield
+            finally:
+                del os.environ[ADDRESS]
+                ours.close()
+                output = source.finish()
+                source.end()
+            assert source.returncode == 0, output
 
 
 @contextmanager
@@ -77,21 +76,28 @@ def quick_workers() -> Iterator[None]:
         ray_constants.SETUP_WORKER_FILENAME = before
 
 
-def serve(listener_number: int) -> None:
-    """Fork a worker for every request of a stub until standard input closes. Then kill the running workers."""
+def serve(listener: socket.socket, owner: socket.socket) -> None:
+    """Fork a worker for every request of a stub until the owner closes its end. Then kill the running workers."""
     for name in _PRELOAD:
         with suppress(ImportError):  # a plugin that is not installed here
             importlib.import_module(name)
+    # Without the folders of test modules, which a worker started by Ray does not find either.
+    root = Path(__file__).parents[2]
+    of_tests = {
+        each for each in sys.path if "tests" in Path(each).parts[len(root.parts) :] and root in Path(each).parents
+    }
+    sys.path[:] = ["", str(Path(__file__).parent), *(each for each in sys.path if each not in of_tests)]
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
-    listener = socket.socket(fileno=listener_number)
     running: dict[int, tuple[int, socket.socket]] = {}  # descriptor of a process -> (process id, connection)
     with selectors.DefaultSelector() as selector:
-        selector.register(0, selectors.EVENT_READ)
+        selector.register(owner, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj == 0:
+                if key.fileobj is owner:
                     for pid, _ in running.values():
                         os.kill(pid, signal.SIGKILL)
                     return
@@ -105,7 +111,7 @@ def serve(listener_number: int) -> None:
                     order, streams = received
                     if (pid := os.fork()) == 0:
                         selector.close()
-                        for other in (listener, connection, *(each for _, each in running.values())):
+                        for other in (owner, listener, connection, *(each for _, each in running.values())):
                             other.close()
                         _work(order, streams)
                     for number in streams:
@@ -153,8 +159,25 @@ def _send(connection: socket.socket, message: bytes) -> None:
         connection.sendall(message)
 
 
-def _work(order: dict[str, Any], streams: list[int]) -> None:
-    """Run the worker like Ray's `setup_worker.py`, without a new interpreter."""
+def _work(order: dict[str, Any], streams: list[int]) -> NoReturn:
+    """Run the worker like Ray's `setup_worker.py`, without a new interpreter, and end as an interpreter does."""
+    code = 1
+    try:
+        _run_worker(order, streams)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_worker(order: dict[str, Any], streams: list[int]) -> None:
     os.setpgid(0, 0)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -174,4 +197,3 @@ def _work(order: dict[str, Any], streams: list[int]) -> None:
     sys.path[1:1] = added
     sys.argv = arguments
     runpy.run_path(arguments[0], run_name="__main__")
-    sys.exit()

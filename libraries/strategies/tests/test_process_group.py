@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from running import PATIENCE_SECONDS, free_port, wait_until
+from running import PATIENCE_SECONDS, Forked, ended, free_port, ranks, wait_until
 
 from rlhf_core.distributed.launch_env import LaunchEnv
 from rlhf_core.errors import DeadlineError
@@ -93,13 +93,14 @@ def start_two(code: str, **environment: str) -> list[subprocess.Popen[str]]:
     ]
 
 
+def run_code(code: str) -> None:
+    exec(textwrap.dedent(code), {})
+
+
 def test_two_meet_and_a_dead_one_is_named():
-    processes = start_two(CHILD)
-    try:
-        outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    processes = [Forked(run_code, CHILD, env=place) for place in ranks(2)]
+    with ended(*processes):
+        outputs = [process.finish()[0] for process in processes]
     met = "[{'rank': 0, 'sum': 3.0}, {'rank': 1, 'sum': 3.0}]"
     assert [output.splitlines()[0] for output in outputs] == [met, met]
     assert processes[1].returncode == 9

@@ -22,6 +22,10 @@ def open_model(folders):
     return lambda family: Seeing(folders(family))
 
 
-@pytest.fixture(params=FAMILIES)
+SLOW = {"smolvlm": "idefics3", "qwen2_vl": "qwen2_5_vl", "internvl": "llava"}
+"""Family of the slow tests -> the one of `make test` whose model takes the same arguments."""
+
+
+@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in FAMILIES])
 def seeing(request, open_model):
     return open_model(request.param)

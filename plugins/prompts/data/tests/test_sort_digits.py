@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
+
 import pytest
 
 from rlhf_core.config.resolve import resolve
-from rlhf_core.errors import ConfigError
+from rlhf_core.errors import ConfigError, DataError
+from rlhf_core.prompts import PromptEncoder, PromptStream, RecordRules
 from rlhf_data.config import SortDigitsConfig
 from rlhf_data.sort_digits import SortDigits
 from rlhf_testing.contracts import PromptsContract
+from rlhf_testing.models import tiny_tokenizer
 
 
 class TestSortDigits(PromptsContract):
@@ -63,3 +68,46 @@ def test_more_problems_than_numbers_are_refused():
     run = {"model": {"path": "builtin:tiny-digits"}, "prompts": {"name": "sort-digits", "num_digits": 1, "size": 11}}
     with pytest.raises(ConfigError, match="exceeds the 10 numbers of 1 digits"):
         resolve(run)
+
+
+class CountingEncoder(PromptEncoder):
+    """Counts the prompts that it measures."""
+
+    measured = 0
+
+    def lengths(self, records, names):
+        self.measured += len(records)
+        return super().lengths(records, names)
+
+
+def streams(made, **rules):
+    """The stream of a source, that of the same records as a list, and the encoder of the first one."""
+    encoder, other = CountingEncoder(tiny_tokenizer()), PromptEncoder(tiny_tokenizer())
+    own = PromptStream.of(made, RecordRules(encoder, **rules), seed=3, held_out=5)
+    rows = [made[index] for index in range(len(made))]
+    return own, PromptStream.of(rows, RecordRules(other, **rules), seed=3, held_out=5), encoder
+
+
+@pytest.mark.parametrize("rules", [{}, {"max_prompt_tokens": 9}, {"max_prompt_tokens": 10}, {"max_prompt_tokens": 512}])
+def test_its_stream_is_that_of_its_records(rules):
+    own, plain, encoder = streams(source(size=5000, num_digits=8), **rules)
+    assert own.digest == plain.digest and own.counts == plain.counts and own.training == plain.training
+    assert [record for record, _ in own.held_out()] == [record for record, _ in plain.held_out()]
+    assert [own.record(position) for position in range(50)] == [plain.record(position) for position in range(50)]
+    assert (encoder.measured < 5000) == (rules.get("max_prompt_tokens") in (None, 512))
+
+
+def test_prompts_that_are_too_long_are_refused():
+    with pytest.raises(DataError, match="leave none to train on"):
+        streams(source(size=50), max_prompt_tokens=8)
+
+
+def test_the_digest_is_that_of_lines_of_json():
+    made = source(size=300, num_digits=6)
+    lines = (json.dumps(dict(made[index]), sort_keys=True) + "\n" for index in range(300))
+    assert made.digest() == made.digest() == sha256("".join(lines).encode()).hexdigest()
+
+
+def test_the_default_problems_stay_the_same():
+    """Runs are continued and compared by the digest of their data."""
+    assert source().digest() == "74232e874b0413b1c9b58e70b0255abd4fc0138c53c3d095c7ea19ba9883e08a"

@@ -26,6 +26,8 @@ def test_what_an_actor_sends_arrives_in_that_order() -> None:
         .remote(settings, num_makers=1, num_episodes=1, prompts_per_episode=1)
     )
     try:
+        # A flush has a short deadline, and the start of an actor may take longer.
+        ray.get(coordinator.overview.remote(0.0), timeout=PATIENCE_SECONDS)
         sender = EventSender("m", coordinator)
         for number in range(300):
             sender.send(LogLine("m", 20, str(number)))

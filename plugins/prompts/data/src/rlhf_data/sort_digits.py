@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from hashlib import sha256
 from math import gcd
 from typing import Any
 
 from rlhf_core.components import TaskContext
+from rlhf_core.prompts import PromptStream, RecordRules
 from rlhf_core.protocols import PromptSource
 from rlhf_core.util import derive_seed
 
 from .config import SortDigitsConfig
+
+_NUM_MEASURED = 1000
+"""Number of problems whose length is checked if the limit is far off."""
+_LINE = '{"answer": "%s", "chosen": "%s", "completion": "%s", "prompt": "%s", "rejected": "%s"}\n'
+"""A record as a line of JSON, as it enters the digest of the data."""
 
 
 class SortDigits:
@@ -32,6 +40,7 @@ class SortDigits:
         while gcd(factor, 10) != 1:
             factor += 1
         self._factor = factor
+        self._digest: str | None = None
 
     def __len__(self) -> int:
         return self._size
@@ -50,8 +59,36 @@ class SortDigits:
             "rejected": near_miss,
         }
 
+    def scan(self) -> Iterator[Mapping[str, Any]]:
+        """Yield every record. Afterwards, `digest` is known."""
+        digest = sha256()
+        for index in range(self._size):
+            record = self[index]
+            answer = record["answer"]
+            digest.update((_LINE % (answer, answer, answer, record["prompt"], record["rejected"])).encode())
+            yield record
+        self._digest = digest.hexdigest()
+
+    def digest(self) -> str:
+        """Return the hexadecimal SHA-256 of all records, as core computes it for a source without this method."""
+        if self._digest is None:
+            for _ in self.scan():
+                pass
+        assert self._digest is not None
+        return self._digest
+
     def describe(self, index: int) -> str:
         return f"sort-digits problem {index}"
+
+    def make_stream(self, rules: RecordRules, *, seed: int, held_out: int) -> PromptStream:
+        """Return the stream in core's order. All prompts have the same number of characters, so if a sample of them has
+        at most half of the allowed tokens, the others are not encoded.
+        """
+        sample = range(0, self._size, max(1, self._size // _NUM_MEASURED))
+        lengths = rules.encoder.lengths([self[index] for index in sample], [self.describe(index) for index in sample])
+        if rules.max_prompt_tokens is None or 2 * max(lengths) <= rules.max_prompt_tokens:
+            rules = replace(rules, measured=_NUM_MEASURED)
+        return PromptStream(self, rules, seed=seed, held_out=held_out)
 
 
 def _near_miss(answer: str, draw: int) -> str:
