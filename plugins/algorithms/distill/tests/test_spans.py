@@ -11,7 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_distill.spans import UNALIGNED, align, align_answer, sum_over_spans, text_of_tokens
+from rlhf_distill.spans import (
+    UNALIGNED,
+    add_closing_credit,
+    align,
+    align_answer,
+    sum_over_spans,
+    text_of_tokens,
+)
 from rlhf_testing.models import tiny_tokenizer
 
 
@@ -117,6 +124,29 @@ def test_the_gradient_is_that_of_the_kl_over_texts() -> None:
         surrogate = surrogate - each.sum().exp().detach() * (gain * each).sum()
     (found,) = torch.autograd.grad(surrogate, logits)
     assert torch.allclose(found, exact, atol=1e-12)
+
+
+def test_a_token_that_ends_a_span_shares_its_advantage(pairs: Any) -> None:
+    """`3` is a token of the teacher only because the answer ends after it."""
+    policy = tiny_tokenizer()
+    _, spans, _ = align_answer(policy, pairs, [*policy.encode("123"), policy.eos_token_id])
+    assert spans == [0, 0, 1, 2]
+    gains = torch.tensor([[0.5, 0.5, -9.0, 0.25]])
+    assert add_closing_credit(gains, torch.tensor([spans])).tolist() == [[0.5, 0.5, -8.5, -8.75]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_closing_credit_over_holes(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    spans = torch.randint(0, 4, (3, 7), generator=draw).sort(dim=1).values
+    spans[torch.rand(3, 7, generator=draw) < 0.3] = -1
+    gains = torch.where(spans >= 0, spans.float().pow(2) + torch.arange(3)[:, None], 0.0)
+    found = add_closing_credit(gains, spans)
+    for row, numbers in enumerate(spans.tolist()):
+        for t, span in enumerate(numbers):
+            has_before = span - 1 in numbers[:t] and span not in numbers[:t]
+            expected = gains[row, t].item() + (float((span - 1) ** 2 + row) if span > 0 and has_before else 0.0)
+            assert found[row, t].item() == expected
 
 
 @pytest.mark.parametrize("seed", range(3))

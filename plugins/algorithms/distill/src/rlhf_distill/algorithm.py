@@ -32,7 +32,7 @@ from rlhf_objective import clamp_log_ratio, leave_one_out, policy_metrics, ppo_p
 
 from .config import DistillConfig
 from .divergence import divergence, with_rest
-from .spans import sum_over_spans
+from .spans import add_closing_credit, sum_over_spans
 from .teacher import IDS, LOG_PROBS, SPANS, TeacherPass
 from .teachers import build_teacher
 
@@ -114,7 +114,10 @@ class Distill(RolloutAlgorithm):
             # Subtracting the mean over the episode leaves the expected gradient unchanged and reduces its variance.
             mean = mean_over_ranks(gain, taught, view.all_reduce)
             metrics["distill/reverse_kl"] = -float(mean)
-            advantages = config.distill_coef * torch.where(taught, gain - mean, 0.0)
+            gain = torch.where(taught, gain - mean, 0.0)
+            if any(each.tokenizer is not None for each in config.by_place.values()):
+                gain = add_closing_credit(gain, episode.columns[SPANS])
+            advantages = config.distill_coef * gain
         if config.reward_coef > 0:
             advantages = advantages + config.reward_coef * to_tokens(view.local(self._reward_advantages(view)), mask)
         return replace(episode, advantages=advantages, metrics=metrics)
