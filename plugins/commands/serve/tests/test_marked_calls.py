@@ -1,9 +1,11 @@
 """Calls that special tokens mark, in every dialect: the text before them is the reply's content."""
 
+import gc
+
 import pytest
 from calling_agents import Speaks
 from chat_templates import CHATML, byte_tokenizer
-from dialect_clients import CLIENTS, client_of
+from dialect_clients import CLIENTS, Chat, client_of
 from playing import driven, play
 from reply_templates import reply_tokenizer
 
@@ -30,8 +32,17 @@ def settings(family):
     return byte_tokenizer(CHATML, tokens, eos="<|im_end|>"), {"tool_format": family}
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
-@pytest.mark.parametrize("family", REPLIES)
+@pytest.fixture(scope="module", autouse=True)
+def parsers_are_collected():
+    """End the processes of response parsers, which stop when the parsers are collected."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [*(("lfm2", kind) for kind in CLIENTS), *((family, Chat) for family in REPLIES if family != "lfm2")],
+)
 def test_the_text_before_a_marked_call_is_the_content_and_the_result_continues_the_row(family, kind):
     tokenizer, options = settings(family)
 
