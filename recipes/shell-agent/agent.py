@@ -15,10 +15,13 @@ import urllib.request
 
 MAX_STEPS = 8
 EXAMPLES = [
+    {"role": "system", "content": "Reply with a shell command."},
     {"role": "user", "content": "Make the folder photos."},
     {"role": "assistant", "content": "$ mkdir photos"},
-    {"role": "user", "content": "Show todo.txt."},
-    {"role": "assistant", "content": "$ cat todo.txt"},
+    {"role": "user", "content": "Delete old.txt."},
+    {"role": "assistant", "content": "$ rm old.txt"},
+    {"role": "user", "content": "Copy cat.txt to dog.txt."},
+    {"role": "assistant", "content": "$ cp cat.txt dog.txt"},
 ]
 """The first messages of each conversation, which show the model the form of a reply."""
 _COMMAND = re.compile(r"```(?:sh|bash)?\s*\n(.*?)```|^\$ ([^\n]+)$", re.DOTALL | re.MULTILINE)

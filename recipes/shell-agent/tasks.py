@@ -10,22 +10,26 @@ import json
 import random
 from pathlib import Path
 
-WORDS = ["apple", "river", "stone", "cloud", "tiger", "lemon", "piano", "candle", "garden", "window", "silver"]
-NAMES = ["notes", "list", "data", "log", "draft", "plan", "memo", "index", "report", "table"]
-KINDS = ["write", "append", "copy", "rename", "delete"]
-NUM_TASKS = 300
+WORDS = (
+    "apple river stone cloud tiger lemon piano candle garden window silver bridge forest island market pocket rabbit "
+    "school spring summer winter yellow purple orange butter castle desert engine flower guitar hammer jacket kitten "
+    "ladder mirror needle oyster pepper rocket saddle"
+).split()
+NAMES = (
+    "notes list data log draft plan memo index report table budget letter recipe story poem essay menu diary map score "
+    "photo song test task week month guide paper page book chart summary agenda invoice backup names dates words lines "
+    "rules"
+).split()
+KINDS = ("create", "copy", "rename", "delete")
+NUM_OF_KIND = 40
 
 
 def make_task(kind: str, rng: random.Random) -> tuple[str, dict[str, str], str]:
     """Return text, files and condition of one task."""
     word, other = rng.sample(WORDS, 2)
     file, second = (f"{name}.txt" for name in rng.sample(NAMES, 2))
-    if kind == "write":
-        return f"Write {word} to {file}.", {}, f'test "$(cat {file})" = {word}'
-    if kind == "append":
-        files = {file: f"{other}\n"}
-        condition = f'test "$(tr "\\n" " " < {file})" = "{other} {word} "'
-        return f"Append {word} to {file}.", files, condition
+    if kind == "create":
+        return f"Create the file {file}.", {}, f"test -f {file}"
     if kind == "copy":
         files, condition = {file: f"{word}\n"}, f"cmp {file} {second}"
         return f"Copy {file} to {second}.", files, condition
@@ -37,16 +41,20 @@ def make_task(kind: str, rng: random.Random) -> tuple[str, dict[str, str], str]:
 
 
 def make_records() -> list[dict[str, object]]:
-    """Return a record for each task. No two tasks have the same text."""
+    """Return a record for each task, as many of each kind. No two tasks have the same text."""
     rng = random.Random(0)
-    records: dict[str, dict[str, object]] = {}
-    while len(records) < NUM_TASKS:
-        kind = rng.choice(KINDS)
-        text, files, condition = make_task(kind, rng)
-        prompt = [{"role": "user", "content": text}]
-        record = {"prompt": prompt, "answer": condition, "files": files, "kind": kind}
-        records.setdefault(text, record)
-    return list(records.values())
+    records: list[dict[str, object]] = []
+    for kind in KINDS:
+        tasks: dict[str, tuple[str, dict[str, str], str]] = {}
+        while len(tasks) < NUM_OF_KIND:
+            task = make_task(kind, rng)
+            tasks.setdefault(task[0], task)
+        records += [
+            {"prompt": [{"role": "user", "content": text}], "answer": condition, "files": files, "kind": kind}
+            for text, files, condition in tasks.values()
+        ]
+    rng.shuffle(records)
+    return records
 
 
 def write_tasks(path: Path) -> None:

@@ -13,12 +13,13 @@ from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import ConfigError, DataError
-from rlhf_core.types import Message
+from rlhf_core.types import Message, ToolCall
 
 from .chat_template import USER, WHERE, ChatTemplate
 from .contents import joined
 from .contract import Tool
 from .renderer_formats import INSTALL
+from .reply_content import ids_before_calls
 from .tool_calls import FORMATS, ToolFormat
 
 if TYPE_CHECKING:
@@ -149,6 +150,19 @@ class ChatFormat:
         for is_tag, run in groupby(sampled_ids, key=self._thinking_tags.__contains__):
             pieces.append(str(self._tokenizer.decode(list(run), skip_special_tokens=not is_tag)))
         return _reply(self._begun_thought + "".join(pieces))
+
+    def content(self, sampled_ids: Sequence[int], calls: Sequence[ToolCall]) -> str:
+        """Return the text of a reply before these calls in it, or its whole text if a call could not be read."""
+        text = str(self._tokenizer.decode(list(sampled_ids), skip_special_tokens=True))
+        if not calls or any(call.error is not None for call in calls):
+            return text
+        form, channels = self.tool_format(), self._template.channels
+        if (before := ids_before_calls(self._tokenizer, sampled_ids, form.tag)) is not None:
+            return str(self._tokenizer.decode(list(before), skip_special_tokens=True))
+        if channels is None or form is not channels.tools:
+            return form.content(text, calls)
+        parts = self.reply_message(sampled_ids)
+        return str(parts["content"] or parts.get("thinking") or parts.get("reasoning_content") or "")
 
     def thinks(self, sampled_ids: Sequence[int]) -> bool:
         """Whether a sampled reply contains a closed thought."""

@@ -181,7 +181,8 @@ class Conversations:
 
     def _record(self, call: Call, row: EpisodeRow, reply: Reply, num_prompt_tokens: int) -> Answer:
         """Record the reply, so that later calls can continue it, and return the answer for the client."""
-        message = reply_message(reply.text, reply.tool_calls, call.stop, self._episode.chat.tool_format)
+        content = self._episode.chat.content(reply.token_ids, reply.tool_calls)
+        message = reply_message(content, reply.tool_calls, call.stop)
         history = (*call.messages, message) if call.text is None else call.text + before_stop(reply.text, call.stop)
         self._answered.append(AnsweredCall(row=row, end=row.mark, history=history))
         return Answer(
@@ -245,25 +246,21 @@ def _content_of(message: ChatMessage) -> str | list[Mapping[str, str]]:
     return parts
 
 
-def reply_message(
-    text: str, calls: Sequence[ToolCall], stop: Sequence[str], tool_format: Callable[[], ToolFormat]
-) -> ChatMessage:
+def reply_message(content: str, calls: Sequence[ToolCall], stop: Sequence[str]) -> ChatMessage:
     """Build the message that a client receives for a reply: its content and its readable tool calls.
 
     Args:
-        text: Decoded reply.
-        calls: Tool calls in the reply. Those with an `error` are left out and their text stays in the content.
+        content: Text of the reply without readable calls (`ChatFormat.content`).
+        calls: Tool calls in the reply. Those with an `error` are left out.
         stop: Stop texts of the request. The first one found ends the content.
-        tool_format: Returns the format of tool calls. Called only if there are calls.
 
     Returns:
         A message of the role `assistant`.
 
     Example:
-        >>> reply_message("Four.END", (), ("END",), lambda: None).content
+        >>> reply_message("Four.END", (), ("END",)).content
         'Four.'
     """
-    content = tool_format().content(text, calls) if calls else text
     readable = tuple(call for call in calls if call.error is None)
     return ChatMessage(role="assistant", content=before_stop(content, stop), tool_calls=readable)
 

@@ -193,7 +193,7 @@ class ServedModel:
         text = str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
         full_text = str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
         tool_calls = self._chat.tool_format().parse(full_text, call.tools) if call.tools else ()
-        message = reply_message(text, tool_calls, call.stop, self._chat.tool_format)
+        message = reply_message(self._chat.content(token_ids, tool_calls), tool_calls, call.stop)
         return Answer(
             text=(self._prompt_text(call) if call.echo else "") + message.content,
             tool_calls=message.tool_calls,
