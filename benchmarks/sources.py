@@ -122,7 +122,7 @@ def with_files(options: dict[str, Any], seed: int, root: Path) -> dict[str, Any]
         made["algorithm.records"] = {**made["algorithm.records"], "path": str(root / RECORDS)}
     if made.get("algorithm.critic.path") == REWARD_MODEL:
         folder = root / f"{REWARD_MODEL}-{seed}"
-        train(folder, "reward-model", {}, seed, root)
+        train(folder, "reward-model", {"train.episodes": 40}, seed, root)
         made["algorithm.critic.path"] = str(folder / "model")
     return made
 

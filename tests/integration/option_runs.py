@@ -109,6 +109,11 @@ EXCLUDED: dict[tuple[str, str], str] = {
         for weights in ("nf4", "int8")
         for strategy in SHARDING
     },
+    **{
+        (optimizer, strategy): rf"optimizer\.name: strategy {strategy} supports only adamw, not {optimizer}"
+        for optimizer in ("muon", "adamw-8bit")
+        for strategy in ("low-level-zero", "gemini")
+    },
     ("adamw-8bit", "fsdp"): r"optimizer\.name: adamw-8bit keeps its state in blocks, which fsdp cannot shard",
 }
 """Two values that are refused together -> the message, with the option's name."""
