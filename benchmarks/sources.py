@@ -6,7 +6,7 @@ as `--output` to continue it.
 
 sources   several sources of loss next to plain `grpo`. `records` are 256 solved problems
 ppo       options of PPO. `critic.path` is a reward model, trained on pairs from the same warm start
-adapters  initializations and kinds of LoRA, rank 8, trained by `grpo` with one learning rate
+adapters  initializations and kinds of LoRA, rank 8, trained by `grpo` with two learning rates
 """
 
 from __future__ import annotations
@@ -30,9 +30,18 @@ VC_PPO = {"algorithm.lam": 0.95, "algorithm.critic_lam": 1.0}
 GRPO_KL, PPO_KL, REFRESHED = {"algorithm.kl_coef": 0.04}, {"algorithm.kl_coef": 0.04}, {"algorithm.reference_every": 10}
 
 
-def lora(**options: Any) -> tuple[str, dict[str, Any]]:
-    """A variant with an adapter."""
-    return "grpo", {"model.lora": {"r": 8, "alpha": 16.0, **options}, "optimizer.lr": 3e-3}
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "LoRA": {},
+    "rsLoRA": {"rslora": True},
+    "DoRA": {"dora": True},
+    "PiSSA": {"init": "pissa"},
+    "OLoRA": {"init": "olora"},
+}
+
+
+def with_adapter(options: dict[str, Any], rate: float) -> tuple[str, dict[str, Any]]:
+    """A variant with an adapter of rank 8."""
+    return "grpo", {"model.lora": {"r": 8, "alpha": 16.0, **options}, "optimizer.lr": rate}
 
 
 TABLES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
@@ -67,12 +76,12 @@ TABLES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         ),
     },
     "adapters": {
-        "all weights": ("grpo", {}),
-        "LoRA": lora(),
-        "rsLoRA": lora(rslora=True),
-        "DoRA": lora(dora=True),
-        "PiSSA": lora(init="pissa"),
-        "OLoRA": lora(init="olora"),
+        "all weights, 0.0003": ("grpo", {}),
+        **{
+            f"{name}, {rate:g}": with_adapter(options, rate)
+            for rate in (1e-3, 3e-3)
+            for name, options in ADAPTERS.items()
+        },
     },
 }
 """Table -> name of a variant -> algorithm, and its options."""
