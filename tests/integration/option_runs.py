@@ -114,6 +114,19 @@ EXCLUDED: dict[tuple[str, str], str] = {
         for optimizer in ("muon", "adamw-8bit")
         for strategy in ("low-level-zero", "gemini")
     },
+    **{
+        (teacher, sampling): rf"algorithm\.teacher: .* whole distribution, but engine\.{option} changes the policy's"
+        for teacher in ("other-tokens", "teacher-server")
+        for sampling, option in {
+            "min-p": "min_p",
+            "penalties": "repetition_penalty",
+            "banned-words": "banned_words",
+        }.items()
+    },
+    **{
+        (teacher, "per-prompt"): r"algorithm\.teacher: .* one temperature, but prompts\.sampling sets others"
+        for teacher in ("other-tokens", "teacher-server")
+    },
     ("adamw-8bit", "fsdp"): r"optimizer\.name: adamw-8bit keeps its state in blocks, which fsdp cannot shard",
 }
 """Two values that are refused together -> the message, with the option's name."""

@@ -88,7 +88,8 @@ def test_it_trains(row: dict[str, str], files: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), EXCLUDED)
-def test_it_is_refused_by_name(one: str, other: str) -> None:
+def test_it_is_refused_by_name(one: str, other: str, tmp_path: Path) -> None:
     chosen = {**PLAINEST, COLUMN_OF[one]: one, COLUMN_OF[other]: other}
+    write_records(tmp_path / "records")
     with pytest.raises(ConfigError, match=EXCLUDED[one, other]):
-        train(tiny_run(run_file(NOWHERE, chosen)), dry_run=True)
+        train(tiny_run(run_file(NOWHERE._replace(records=tmp_path / "records"), chosen)), dry_run=True)
