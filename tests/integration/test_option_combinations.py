@@ -35,6 +35,7 @@ PLAINEST = {column: values[0] for column, values in NAMES.items()} | {"algorithm
 COLUMN_OF = {value: column for column, values in NAMES.items() for value in values}
 LEFT_OUT = ("all-weights", "none", "plain", "constant", "adamw", "local", "single")
 """Values that are not part of a test's name."""
+GAP_KEY = "rollout/logprob_gap_max"
 GAP = {"gemini": 0.2}
 """Strategy -> largest difference of a log-prob of engine and trainer. This one computes in 16 bits."""
 
@@ -81,10 +82,13 @@ def test_every_pair_is_tried_or_refused() -> None:
 def test_it_trains(row: dict[str, str], files: Files, tmp_path: Path) -> None:
     start(run_file(files, row), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
-    first, *_, last = lines(tmp_path / "run" / "metrics.jsonl")
-    assert first["rollout/logprob_gap_max"] < GAP.get(row["strategy"], 1e-4)
-    assert last["policy/grad_norm"] > 0
-    assert all(math.isfinite(value) for value in last.values() if isinstance(value, float))
+    found = lines(tmp_path / "run" / "metrics.jsonl")
+    assert len(found) == 2 and any(line["policy/grad_norm"] > 0 for line in found)
+    assert all(math.isfinite(value) for line in found for value in line.values() if isinstance(value, float))
+    if row["part"] == "replay":
+        return  # its log-probs are those of the recorded run's weights (test_replay.py)
+    gaps = [line[GAP_KEY] for line in found if GAP_KEY in line]
+    assert gaps and max(gaps) < GAP.get(row["strategy"], 1e-4)
 
 
 @pytest.mark.parametrize(("one", "other"), EXCLUDED)
