@@ -112,6 +112,16 @@ GAME = {"environment": {"name": "guess-number"}, "prompts": None, "rewards": Non
             {"prompts": {"name": "sort-digits", "num_digits": 3, "sampling": {"temperature": "heat"}}},
             "one temperature, but prompts.sampling sets others",
         ),
+        (
+            {"server": {"url": "http://host/v1", "model": "large"}},
+            {"engine": {"banned_words": ["7"]}},
+            "whole distribution, but engine.banned_words changes the policy's",
+        ),
+        (
+            {"path": "builtin:tiny-digits", "tokenizer": "builtin:tiny-digits"},
+            {"engine": {"banned_words": ["7"]}},
+            "whole distribution, but engine.banned_words changes the policy's",
+        ),
     ],
 )
 def test_teachers_that_do_not_fit_the_run(options: dict[str, Any], changes: dict[str, Any], message: str) -> None:

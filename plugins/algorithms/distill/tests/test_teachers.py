@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from teaching import TOKENIZER, ScoringServer, group_of, scoring_server, slow_log_probs, with_metadata
+from scoring_server import ScoringServer, scoring_server, slow_log_probs
+from teaching import TOKENIZER, group_of, with_metadata
 
 from rlhf_core.columns import TEMPERATURE, Column, Columns
 from rlhf_core.components import AlgorithmContext

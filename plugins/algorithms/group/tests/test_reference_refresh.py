@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import forked_ranks
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError
@@ -31,6 +32,8 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     [
         ({"name": "grpo", "reference_every": 2}, "single"),
         ({"name": "ppo", "reference_every": 2}, "torch-ddp"),
+        ({"name": "grpo", "reference_every": 2}, "ddp"),
+        ({"name": "ppo", "reference_every": 2}, "low-level-zero"),
         ({"name": "online-dpo", "reference_every": 2, "reference_mix": 0.5}, "single"),
     ],
 )
@@ -40,6 +43,26 @@ def test_the_kl_is_relative_to_the_newest_reference(algorithm: dict[str, Any], s
     kl = [abs(line["kl/mean"]) for line in lines(tmp_path / "run")]
     assert kl[0] < 1e-5 and kl[1] > 1e-4 and kl[3] > 1e-4
     assert (kl[2] < 1e-5) == (algorithm.get("reference_mix", 1.0) == 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["torch-ddp", "ddp", "low-level-zero"])
+def test_two_processes_refresh_and_resume_as_one(strategy: str, tmp_path: Path) -> None:
+    """Each process stores a part of the reference. The run is stopped between two refreshes."""
+    algorithm = {"name": "grpo", "reference_every": 2, "reference_mix": 0.4}
+    # A large eps: Adam would make whole steps out of gradients that are only rounding.
+    run = run_file(algorithm, optimizer={"lr": 1e-2, "eps": 1e-3})
+    train(run, output=tmp_path / "alone")
+    run["strategy"] = {"name": strategy}
+    with forked_ranks():
+        half = {**run, "train": {**run["train"], "episodes": 3}}
+        train(half, output=tmp_path / "run", num_processes=2, trust=True)
+        train(run, output=tmp_path / "run", resume="auto", num_processes=2, trust=True)
+    ours, theirs = lines(tmp_path / "run"), lines(tmp_path / "alone")
+    assert len(ours) == len(theirs) == 4
+    for mine, other in zip(ours, theirs, strict=True):
+        for key in ("kl/mean", "loss/policy", "policy/grad_norm", "reward/mean"):
+            assert mine[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5), (mine["episode"], key)
 
 
 @pytest.mark.parametrize("mix", [1.0, 0.4])

@@ -79,9 +79,14 @@ class DistillConfig(Section):
             if teacher.tokenizer is not None and has_environment:
                 problem = "an environment's episode has several turns, but texts are aligned within one answer"
                 yield Problem(f"{place}.tokenizer", problem, "use a teacher with the policy's tokenizer")
-            if (teacher.tokenizer or teacher.server) and run.section("prompts.sampling") is not None:
+            if not (teacher.tokenizer or teacher.server):
+                continue
+            if run.section("prompts.sampling") is not None:
                 problem = "this teacher's log-probs are of one temperature, but prompts.sampling sets others"
                 yield Problem(place, problem, "remove the section prompts.sampling")
+            if getattr(run.engine.config, "banned_words", []):
+                problem = "this teacher returns log-probs of its whole distribution, but engine.banned_words changes "
+                yield Problem(place, f"{problem}the policy's", "remove engine.banned_words")
 
     @model_validator(mode="after")
     def _has_teachers(self) -> DistillConfig:
