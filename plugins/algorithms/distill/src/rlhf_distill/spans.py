@@ -158,8 +158,8 @@ def add_closing_credit(advantages: Tensor, spans: Tensor) -> Tensor:
     """Add to the first token of each span the advantage of the span before.
 
     The teacher's tokenization depends on what follows: whether `8` is a token or the beginning of `89` is decided by
-    the token after it. Without this credit, the low advantage of a span that ends too early would count only against the
-    tokens before its end, and a policy would learn to end answers early.
+    the token after it. Without this credit, the low advantage of a span that ends too early would count only against
+    the tokens before its end, and a policy would learn to end answers early.
 
     Args:
         advantages: [B, A] float, the same for all tokens of a span.
