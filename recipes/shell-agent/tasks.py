@@ -10,16 +10,15 @@ import json
 import random
 from pathlib import Path
 
-_WORDS = (
-    "apple river stone cloud tiger lemon piano candle garden window silver bridge forest island market pocket rabbit "
-    "school spring summer winter yellow purple orange butter castle desert engine flower guitar hammer jacket kitten "
-    "ladder mirror needle oyster pepper rocket saddle"
-)
-_NAMES = (
-    "notes list data log draft plan memo index report table budget letter recipe story poem essay menu diary map score "
-    "photo song test task week month guide paper page book chart summary agenda invoice backup names dates words lines "
-    "rules"
-)
+_WORDS = """
+apple river stone cloud tiger lemon piano candle garden window silver bridge forest island market pocket rabbit school
+spring summer winter yellow purple orange butter castle desert engine flower guitar hammer jacket kitten ladder mirror
+needle oyster pepper rocket saddle
+"""
+_NAMES = """
+notes list data log draft plan memo index report table budget letter recipe story poem essay menu diary map score photo
+song test task week month guide paper page book chart summary agenda invoice backup names dates words lines rules
+"""
 WORDS, NAMES = _WORDS.split(), _NAMES.split()
 KINDS = ("create", "copy", "rename", "delete")
 NUM_OF_KIND = 40

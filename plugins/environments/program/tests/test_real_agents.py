@@ -53,6 +53,7 @@ AGENTS = {
             "MSWEA_CONFIGURED": "true",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",
         },
         "texts": (
             call(command="echo hello > greeting"),
