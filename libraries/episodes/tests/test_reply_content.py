@@ -53,6 +53,17 @@ def test_a_thought_that_mentions_the_marker_is_part_of_the_content(form, marker,
     assert content(chat, tokenizer, f"{thought}{marker}{call}") == shown
 
 
+def test_few_prefixes_are_decoded_if_a_thought_repeats_the_marker(monkeypatch):
+    tokenizer = reply_tokenizer("lfm2")
+    chat = ChatFormat(tokenizer)
+    thought = f"<think>{'<|tool_call_start|>' * 1000}</think>"
+    ids = tokenizer(f"{thought}{SAID}{LFM_CALL}", add_special_tokens=False)["input_ids"]
+    decode, decoded = tokenizer.decode, []
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: decoded.append(ids) or decode(ids, **options))
+    assert chat.content(ids, (ToolCall(name="add", arguments={"a": 1}),)) == f"<think></think>{SAID}"
+    assert len(decoded) < 20
+
+
 def test_a_message_of_gpt_oss_before_its_call_is_the_content():
     tokenizer = reply_tokenizer("gpt-oss")
     call = ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'

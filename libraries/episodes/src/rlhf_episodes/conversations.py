@@ -111,6 +111,7 @@ class Conversations:
         """
         if call.text is not None:
             return call, call.text
+        self._check_images(call)
         episode = self._episode
         try:
             given = template_messages(call.messages, episode.chat.tool_format)
@@ -125,6 +126,17 @@ class Conversations:
             raise
         assert read is not None and not isinstance(read, str)
         return replace(call, messages=tuple(map(self._with_digests, call.messages, read))), read
+
+    def _check_images(self, call: Call) -> None:
+        """Refuse new images if the episode has many: it keeps all until its end, those of refused calls too."""
+        episode = self._episode
+        sight, max_turns = episode.rules.sight, episode.rules.options.max_turns
+        is_new = any(address not in self._shown for each in call.messages for _, address in each.images)
+        if sight is None or not is_new:
+            return
+        if len(episode.seen.references) >= (limit := sight.max_images * (1 + max_turns)):
+            problem = f"the episode has {limit} images, its limit, including those of its prompt and of refused calls"
+            raise self._limit_error("images_used_up", f"{problem} (raise prompts.limits.max_images)")
 
     def _with_shown(self, message: Message) -> Message:
         """Return a message with references in place of images that an earlier call contained."""

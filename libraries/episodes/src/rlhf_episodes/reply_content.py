@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,5 +31,7 @@ def ids_before_calls(
     if (tag_id := special.get(tag)) not in sampled_ids:
         return None
     num_thought = len(split_thought(str(tokenizer.decode(list(sampled_ids))))[0])
-    parts = (tuple(sampled_ids[:place]) for place, token in enumerate(sampled_ids) if token == tag_id)
-    return next((each for each in parts if len(str(tokenizer.decode(list(each)))) >= num_thought), None)
+    places = [place for place, token in enumerate(sampled_ids) if token == tag_id]
+    # Few are decoded, since a model may repeat the marker thousands of times.
+    first = bisect_left(places, num_thought, key=lambda place: len(str(tokenizer.decode(list(sampled_ids[:place])))))
+    return tuple(sampled_ids[: places[first]]) if first < len(places) else None

@@ -112,6 +112,8 @@ class Sight:
         from rlhf_images import ImageReader  # installed together with a kind that sees
 
         self._kind = kind
+        self.max_images = limits.max_images
+        """Maximum number of new images of one observation, or of one call of an agent."""
         self._reader = ImageReader(limits, folder, fetch)
         self._placed: WeakValueDictionary[tuple[str, tuple[str, ...]], PlacedImages] = WeakValueDictionary()
         self._encoded: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -134,29 +136,32 @@ class Sight:
         for reference in list(seen.references.values()) if opens else ():
             self._encode(reference, seen)
         new = [part for part in images_of(messages) if _digest_of(part) not in seen.references]
-        late = {id(part) for part in new[self._reader.limits.max_images :]}
-        excess = f"an observation has {len(new)} images, at most {self._reader.limits.max_images} are allowed"
+        late = new[self.max_images :]
+        excess = f"an observation has {len(new)} images, at most {self.max_images} are allowed"
+        if any(part.get("required", True) for part in late):
+            raise DataError(excess, hint="show fewer images in a turn, or raise prompts.limits.max_images")
+        late_ids = set(map(id, late))
         read = []
         for each in messages:
             if images_of([each]):
-                parts = [self._read_part(part, seen, excess if id(part) in late else None) for part in each["content"]]
+                parts = [
+                    _not_shown(excess) if id(part) in late_ids else self._read_part(part, seen)
+                    for part in each["content"]
+                ]
                 each = {**each, "content": parts if any(map(is_image, parts)) else text_of(parts)}
             read.append(each)
         return read
 
-    def _read_part(self, part: Any, seen: Seen, problem: str | None) -> Any:
-        """Read a part. `problem`: why it cannot be used, if that is known."""
+    def _read_part(self, part: Any, seen: Seen) -> Any:
         if not is_image(part):
             return part
         try:
-            if problem is not None:
-                raise DataError(problem, hint="show fewer images in a turn, or raise prompts.limits.max_images")
             reference = seen.references.get(_digest_of(part)) or self._reader.read(part)
             self._encode(reference, seen)
         except DataError as error:
             if part.get("required", True):
                 raise
-            return {"type": "text", "text": f"[image not shown: {error.message}]"}
+            return _not_shown(error.message)
         return {"type": "image", "image": seen.references.setdefault(reference["sha256"], reference)}
 
     def _encode(self, reference: ImageReference, seen: Seen) -> Any:
@@ -226,6 +231,10 @@ class Sight:
         if row.observed:
             values |= self._kind.observed_images(row.observed_parts)
         return Columns(values, self._kind.columns)
+
+
+def _not_shown(reason: str) -> Mapping[str, str]:
+    return {"type": "text", "text": f"[image not shown: {reason}]"}
 
 
 def _digest_of(part: Any) -> str:

@@ -196,6 +196,21 @@ def test_an_image_that_cannot_be_used_is_a_refusal_that_says_why(llava, kind):
     assert gap(llava, item) < 1e-4
 
 
+def test_images_of_refused_calls_are_bounded(llava, kind):
+    """An episode keeps them, so an agent that repeats such calls would fill the memory."""
+
+    async def agent(client, history):
+        for number in range(5):
+            await refused(client, [asked(kind, (20 + number, 20), b"no image")], "not of the formats")
+        with pytest.raises(client.statuses["bad"]) as caught:
+            await client.ask([asked(kind, (50, 20))])
+        assert client.code(caught.value) == "images_used_up" and "has 6 images" in caught.value.message
+        await client.ask(client.user("Hello"))
+
+    (item,) = items(play_agent(llava, kind, agent, limits=ImageLimits(max_images=2), max_turns=2))
+    assert len(item.columns["images_sizes"]) == 0
+
+
 def test_an_address_of_an_allowed_host_is_downloaded_once(llava, kind):
     asked_for = []
 

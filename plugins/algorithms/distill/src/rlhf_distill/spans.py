@@ -174,5 +174,5 @@ def add_closing_credit(advantages: Tensor, spans: Tensor) -> Tensor:
     """
     known = torch.nn.functional.pad(spans, (1, 0), value=UNALIGNED)[:, :-1].cummax(dim=1).values
     is_first = (spans > known) & (spans > 0)
-    by_span = torch.zeros(spans.shape[0], spans.shape[1] + 1).scatter(1, spans.long() + 1, advantages)
+    by_span = advantages.new_zeros(spans.shape[0], spans.shape[1] + 1).scatter(1, spans.long() + 1, advantages)
     return advantages + torch.where(is_first, by_span.gather(1, spans.long().clamp(min=0)), 0.0)
