@@ -127,6 +127,7 @@ EXCLUDED: dict[tuple[str, str], str] = {
         (teacher, "per-prompt"): r"algorithm\.teacher: .* one temperature, but prompts\.sampling sets others"
         for teacher in ("other-tokens", "teacher-server")
     },
+    ("per-prompt", "replay"): r"player\.replay: prompts\.sampling sets options of new answers",
     ("adamw-8bit", "fsdp"): r"optimizer\.name: adamw-8bit keeps its state in blocks, which fsdp cannot shard",
 }
 """Two values that are refused together -> the message, with the option's name."""

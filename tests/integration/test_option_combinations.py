@@ -7,6 +7,7 @@ learns something finite from log-probs that the trainer agrees with.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -54,7 +55,9 @@ def files(tmp_path_factory: pytest.TempPathFactory, ray_worker_source: None) -> 
         server.tokenizer = tokenizer
         found = Files(*(folder / path.name for path in NOWHERE[:-1]), server.url)
         write_records(found.records)
-        AutoModelForSequenceClassification.from_config(model.config, num_labels=1).save_pretrained(found.reward_model)
+        scores = copy.deepcopy(model.config)
+        scores.num_labels = 1
+        AutoModelForSequenceClassification.from_config(scores).save_pretrained(found.reward_model)
         tokenizer.save_pretrained(found.reward_model)
         other = tiny_tokenizer(CHARACTERS[::-1])
         tiny_model(other).save_pretrained(found.teacher)

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from running import PARTS_OF_RUNS, Forked, fsync_of_pipes
+from running import PARTS_OF_RUNS, Forked, ended, fsync_of_pipes
 
 ADDRESS = "RLHF_TEST_RAY_WORKERS"
 """Environment variable with the socket at which stubs request a worker."""
@@ -52,14 +52,14 @@ def worker_source() -> Iterator[None]:
             theirs.close()
             listener.close()  # if the source dies, a stub is refused and starts a worker like Ray
             os.environ[ADDRESS] = address
-            try:
-                yield
-            finally:
-                del os.environ[ADDRESS]
-                ours.close()
-                output = source.finish()
-                source.end()
-            assert source.returncode == 0, output
+            with ended(source):
+                try:
+                    yield
+                finally:
+                    del os.environ[ADDRESS]
+                    ours.close()
+                    output = source.finish()
+                assert source.returncode == 0, output
 
 
 @contextmanager

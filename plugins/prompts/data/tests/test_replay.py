@@ -158,6 +158,10 @@ def test_numbers_that_cannot_be_are_named(values: dict[str, Any], tmp_path: Path
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another temperature": ({"engine": {"temperature": 0.5}}, r"set engine\.temperature to 1\.0"),
     "an environment": ({"environment": {"name": "guess-number"}}, "replays single answers"),
+    "options of prompts": (
+        {"prompts": {"sampling": {"temperature": "heat"}}},
+        r"player\.replay: prompts\.sampling sets",
+    ),
     "a dataset": ({"algorithm": {"name": "sft"}, "rewards": []}, "sft learns from a dataset"),
     "greedy answers": ({"algorithm": {"name": "reinforce++", "advantage": "remax"}}, "greedy answers"),
     "more episodes": ({"train": {"episodes": 3}}, "lacks sample 16: 8 of the 24 samples"),

@@ -62,6 +62,9 @@ class ReplayConfig(Section):
             return
         if run.section("environment") is not None:
             yield Problem("", "replays single answers, not an environment's episodes", "remove the environment")
+        if run.section("prompts.sampling") is not None:
+            problem = "prompts.sampling sets options of new answers, but recorded ones are replayed"
+            yield Problem("replay", problem, "remove the section prompts.sampling")
         try:
             recorded = RunFolder.read(Path(self.replay)).read_config()
         except UserInputError as error:
