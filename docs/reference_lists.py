@@ -167,7 +167,7 @@ def commands_page(note: str) -> str:
     from rlhf_cli.main import cli
 
     parts = ["# Every command", note, "`rlhf COMMAND --help` prints the same."]
-    parts += _command_parts(cli, click.Context(cli, info_name="rlhf", terminal_width=100))
+    parts += _command_parts(cli, click.Context(cli, info_name="rlhf", terminal_width=100, **cli.context_settings))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

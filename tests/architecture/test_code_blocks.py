@@ -167,7 +167,7 @@ def commands(block: Block) -> Iterator[list[str]]:
 def test_commands_exist_with_their_options(block: Block) -> None:
     for words in commands(block):
         command: click.Command = cli
-        context = click.Context(cli, info_name="rlhf")
+        context = click.Context(cli, info_name="rlhf", **cli.context_settings)
         while isinstance(command, click.Group):
             inner = command.get_command(context, words[0])
             assert inner is not None, f"{block}: rlhf has no {words[0]}"
