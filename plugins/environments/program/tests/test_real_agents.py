@@ -104,6 +104,9 @@ def test_an_agent_solves_its_task_with_exact_masks(name):
 def test_a_run_trains_through_an_agent(name, tmp_path):
     """Ten iterations of a model that knows nothing. Trainer and engine agree on each token that counts."""
     run = run_file(tmp_path, section(name))
+    config = tmp_path / "model" / "config.json"  # the agents begin with long instructions
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 65_536}))
+    run["prompts"]["max_prompt_tokens"] = 65_000
     run["train"]["episodes"] = NUM_TIMES
     result = train(run, output=tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
