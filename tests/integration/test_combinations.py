@@ -1,4 +1,4 @@
-"""Strategy x algorithm x LoRA x transport x resume x engine: every pair in `make test`, all of them in `make soak`.
+"""Strategy x algorithm x LoRA x transport x resume x engine: pairs in `make test` (no `torch-ddp`), all in `make soak`.
 
 What does not go together is refused by name: `test_refused_combinations.py`.
 """
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from generation_server import generation_server
+from pairwise import Pair, pairs_of
 from quick_ranks import quick_vllm
 from quick_ray import quick_workers
 from run_files import metrics, samples, start
@@ -88,8 +89,8 @@ PRODUCT = [each for each in EVERY if each.resume == "resume" and each.engine != 
 SLOW = [each for each in dict.fromkeys([*PAIRWISE, *PRODUCT]) if each not in QUICK]
 
 
-def _pairs(combination: Combination) -> set[tuple[tuple[int, str], ...]]:
-    return set(itertools.combinations(enumerate(combination), 2))
+def _pairs(combination: Combination) -> set[Pair]:
+    return set(pairs_of(combination._asdict()))
 
 
 def test_every_pair_of_values_is_tried() -> None:

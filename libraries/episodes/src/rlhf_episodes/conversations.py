@@ -115,8 +115,8 @@ class Conversations:
         episode = self._episode
         try:
             given = template_messages(call.messages, episode.chat.tool_format)
-            is_prompt = tuple(given) == episode.task.prompt.messages and not call.tools
-            read = await episode.read([self._with_shown(each) for each in given], opens=not is_prompt)
+            opens = not episode.is_prompt(given, call.tools)
+            read = await episode.read([self._with_shown(each) for each in given], opens=opens)
         except (DataError, ConfigError, EpisodeError) as error:
             hint = f" ({error.hint})" if isinstance(error, DataError) and error.hint else ""
             raise CallRefused(400, "invalid_request", f"messages: {error.message}{hint}") from error

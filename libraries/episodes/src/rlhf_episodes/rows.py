@@ -100,8 +100,11 @@ class EpisodeRows:
             if any(each.marker in messages for each in self.seen.references.values()):
                 self._check_text()
             return self.open_text(messages)
-        is_prompt = tuple(messages) == self.task.prompt.messages and not tools
-        return self.open_chat(tuple(messages) if is_prompt else self.with_images(messages), tools)
+        return self.open_chat(tuple(messages) if self.is_prompt(messages, tools) else self.with_images(messages), tools)
+
+    def is_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+        """Whether a call repeats the prompt, whose tokens and inputs are known."""
+        return tuple(messages) == self.task.prompt.messages and not tools
 
     def with_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return an agent's messages with images in place of the markers of the prompt's images."""
