@@ -29,7 +29,8 @@ from inputs import PROMPT_TOKENS, SIZES, Size, write_inputs  # noqa: E402 - next
 from run_rlhf import run_file  # noqa: E402
 
 import rlhf_forward.scoring  # noqa: E402
-import rlhf_ppo.algorithm  # noqa: E402
+import rlhf_objective.policy  # noqa: E402
+import rlhf_ppo.critic  # noqa: E402
 from rlhf_core import RolloutGroup, train  # noqa: E402
 from rlhf_hf.engine import HfEngine  # noqa: E402
 from rlhf_passes.fast_linear import multiply  # noqa: E402
@@ -138,9 +139,9 @@ def watched(iterations: int) -> Clock:
     """Clock on all work that is not the framework's own."""
     clock = Clock(iterations)
     clock.watch_iterator(HfEngine, "generate", "generate")
-    for name in ("policy_forward", "value_forward"):
+    for owner, name in ((rlhf_objective.policy, "policy_forward"), (rlhf_ppo.critic, "value_forward")):
         clock.watch(rlhf_forward.scoring, name, "scoring forward")
-        clock.watch(rlhf_ppo.algorithm, name, "forward")
+        clock.watch(owner, name, "forward")
     clock.watch(StrategyBase, "backward", "backward")
     clock.watch(SingleStrategy, "step", "step")
     return clock
@@ -156,7 +157,7 @@ def main() -> int:
     parser.add_argument("--micro-batch-tokens", type=int)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    options.epochs, options.precision, options.device = 1, "fp32", "cpu"
+    options.epochs, options.samples, options.precision, options.device = 1, 1, "fp32", "cpu"
     torch.set_num_threads(options.threads)
     clock = watched(options.iterations)
     before = rates()

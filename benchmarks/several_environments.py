@@ -1,14 +1,15 @@
 """Two environments in one run, next to each alone with the same number of its own samples.
 
 `games` is `guess-number`. In `larger` the policy replies with the larger of two digits. Both start from the warm start
-of `guess-number`. The run of both is repeated across a resume and over Ray. The score is the greedy reward on held-out
-tasks of each environment.
+of `guess-number`. The run of both is repeated across a resume and over Ray. The scores are the
+mean reward of the sampled episodes, over the last `WINDOW` training episodes, and the greedy reward on held-out tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ RUN_TIMEOUT_SECONDS = 7200
 GAMES: dict[str, Any] = {"name": "guess-number", "max_turns": 4}
 LARGER: dict[str, Any] = {"name": f"{Path(__file__).resolve()}:Larger", "max_turns": 1}
 BOUND = 0.03
+WINDOW = 5
 
 
 class Larger:
@@ -81,11 +83,25 @@ def across_a_resume(run: dict[str, Any], folder: Path, seed: int) -> None:
     train(seeded, output=folder, resume="auto")
 
 
-def scores(folder: Path) -> dict[str, float]:
-    """Label -> score after training."""
-    last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    found = {label: last.get(f"eval/environment/{label}/reward") for label in ("games", "larger")}
-    return {label: score for label, score in found.items() if score is not None}
+def scores(folder: Path) -> dict[str, tuple[float, float]]:
+    """Label -> sampled and greedy score after training."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    by_episode = {line["episode"]: line for line in lines if "reward/mean" in line}
+    last = [by_episode[episode] for episode in sorted(by_episode)[-WINDOW:]]
+    return {
+        label: (
+            statistics.fmean(line[f"environment/{label}/reward"] for line in last),
+            lines[-1][f"eval/environment/{label}/reward"],
+        )
+        for label in ("games", "larger")
+        if f"eval/environment/{label}/reward" in lines[-1]
+    }
+
+
+def text(found: tuple[float, float], alone: tuple[float, float]) -> str:
+    """One cell of the table."""
+    sampled, greedy = found
+    return f"{sampled:.3f} ({greedy:.3f})" + (" below" if sampled < alone[0] - BOUND else "")
 
 
 def main() -> None:
@@ -96,7 +112,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs") / f"several-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     warm, base = environment_runs(load("environments", "guess-number"))
-    print("| seed | run | games | larger |\n|---|---|---|---|")
+    print("| seed | run | games: sampled (greedy) | larger: sampled (greedy) |\n|---|---|---|---|")
     for seed in options.seeds:
         folder = options.output / f"seed-{seed}"
         start(warm, folder / "warm-start", seed)
@@ -127,11 +143,10 @@ def main() -> None:
         ray = {"name": "ray", "num_makers": 2, "max_staleness": 0}
         start(of(both, transport=ray), folder / "ray", seed)
         alone = scores(folder / "games") | scores(folder / "larger")
-        print(f"| {seed} | alone | {alone['games']:.3f} | {alone['larger']:.3f} |")
-        for name in ("both", "resumed", "ray"):
-            found = scores(folder / name)
-            marks = [f"{found[each]:.3f}{'' if found[each] >= alone[each] - BOUND else ' (below)'}" for each in alone]
-            print(f"| {seed} | {name} | {' | '.join(marks)} |", flush=True)
+        runs = {"alone": alone} | {name: scores(folder / name) for name in ("both", "resumed", "ray")}
+        for name, found in runs.items():
+            cells = " | ".join(text(found[label], alone[label]) for label in alone)
+            print(f"| {seed} | {name} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

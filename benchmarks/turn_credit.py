@@ -82,15 +82,17 @@ def samples_until(found: Sequence[float], target: float, per_episode: int) -> fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--algorithms", nargs="+", choices=list(WHOLE), default=list(WHOLE))
     parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--by-turn-episodes", type=int, help="episodes of the estimators by turn, by default the same")
     parser.add_argument(
         "--fraction", type=float, default=0.9, help="of the final score of the whole episode's estimator"
     )
     parser.add_argument("--output", type=Path, default=Path("runs") / f"turn-credit-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     warm, run = environment_runs(load("environments", "guess-number"))
-    run["train"] = {**run["train"], "episodes": options.episodes}
     run["eval"] = None
+    cases = [case for case in (*WHOLE.values(), *BY_TURN) if case.algorithm in options.algorithms]
     per_episode = run["train"]["prompts_per_episode"] * run["train"]["samples_per_prompt"]
     needed: dict[str, list[float]] = {}
     final: dict[str, list[float]] = {}
@@ -98,19 +100,24 @@ def main() -> None:
         folder = options.output / f"seed-{seed}"
         train(warm, folder / "warm-start", seed)
         targets: dict[str, float] = {}
-        for case in (*WHOLE.values(), *BY_TURN):
+        for case in cases:
+            is_whole = case in WHOLE.values()
+            episodes = options.episodes if is_whole else options.by_turn_episodes or options.episodes
+            schedule = {**run["train"], "episodes": episodes}
             algorithm = {**run["algorithm"], "name": case.algorithm, "advantage": case.advantage, **case.options}
             model = {"path": str(folder / "warm-start" / "model")}
             name = "".join(each if each.isalnum() else "-" for each in case.name)
-            found = scores(train({**run, "model": model, "algorithm": algorithm}, folder / name, seed))
-            if case in WHOLE.values():
+            found = scores(
+                train({**run, "model": model, "algorithm": algorithm, "train": schedule}, folder / name, seed)
+            )
+            if is_whole:
                 targets[case.algorithm] = options.fraction * found[-1]
             needed.setdefault(case.name, []).append(samples_until(found, targets[case.algorithm], per_episode))
             final.setdefault(case.name, []).append(found[-1])
     print(
         "| estimator | final score | samples to the target (median) | ratio to the whole episode's |\n|---|---|---|---|"
     )
-    for case in (*WHOLE.values(), *BY_TURN):
+    for case in cases:
         median = statistics.median(needed[case.name])
         ratio = median / statistics.median(needed[WHOLE[case.algorithm].name])
         print(f"| {case.name} | {statistics.median(final[case.name]):.3f} | {median:.0f} | {ratio:.2f} |")

@@ -30,8 +30,9 @@ def main() -> None:
     parser = option_parser(__doc__, [8, 4, 2])
     parser.add_argument("--kind", choices=KINDS, default="dpo")
     parser.add_argument("--pairs", type=int, default=8, help="pairs per step")
+    parser.add_argument("--prompt-words", type=int, default=0, help="words before each question, about a token each")
     options = parser.parse_args()
-    pairs = list(make_pairs(options.pairs * (options.iterations + 2)))
+    pairs = list(make_pairs(options.pairs * (options.iterations + 2), prompt_words=options.prompt_words))
     with tempfile.TemporaryDirectory() as folder:
         write_pairs(Path(folder), pairs, prompt_order(len(pairs), SEED, 0))
         work = ["--kind", options.kind, "--model", str(options.model)]

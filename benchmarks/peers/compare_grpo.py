@@ -1,8 +1,8 @@
 """Speed and peak memory of a GRPO iteration with a real model: this project compared with TRL, in turn.
 
-Both start from the same model folder and the same 8 prompts, sample 8 answers to each at temperature 1, score them with
-the same Python function, and make one AdamW step of all weights, without KL penalty and gradient clipping. Weights are
-float32, and with `--precision bf16` the arithmetic is bfloat16 (TRL: `bf16=True`).
+Both start from the same model folder and the same prompts, sample the same number of answers to each at temperature 1,
+score them with the same Python function, and make one AdamW step of all weights, without KL penalty and gradient
+clipping. Weights are float32, and with `--precision bf16` the arithmetic is bfloat16 (TRL: `bf16=True`).
 TRL's update is measured with several pass sizes, and with its smallest memory, answer by answer with gradient
 checkpointing. Ours uses the default.
 
@@ -27,6 +27,8 @@ from turns import compare, option_parser, sides
 
 def main() -> None:
     parser = option_parser(__doc__, [64, 16, 8, 4], needs_model=False)
+    parser.add_argument("--prompts", type=int, default=len(SUBJECTS), help="prompts per iteration")
+    parser.add_argument("--prompt-tokens", type=int, help="length of the prompts, by default 15 to 30 tokens of text")
     parser.add_argument("--samples", type=int, default=8, help="answers per prompt")
     parser.add_argument("--new-tokens", type=int, default=24, help="maximum tokens per answer")
     parser.add_argument("--made", choices=list(SIZES), help="size of a model made in code, instead of --model")
@@ -35,15 +37,16 @@ def main() -> None:
     if (options.model is None) == (options.made is None):
         parser.error("give either --model or --made")
     with tempfile.TemporaryDirectory() as folder:
-        write_prompts(Path(folder))
         if options.made:
             options.model = Path(folder) / f"made-{options.made}"
             write_chat_model(options.model, options.made)
+        write_prompts(Path(folder), options.model, number=options.prompts, tokens=options.prompt_tokens)
         work = ["--model", str(options.model), "--inputs", folder]
         work += ["--samples", str(options.samples), "--new-tokens", str(options.new_tokens)]
         work += ["--device", options.device, "--precision", options.precision]
         commands = sides(options, work, "run_rlhf_grpo.py", "run_trl_grpo.py")
-        words = f"{len(SUBJECTS)} prompts x {options.samples} answers of at most {options.new_tokens} tokens"
+        length = f" of {options.prompt_tokens} tokens" if options.prompt_tokens else ""
+        words = f"{options.prompts} prompts{length} x {options.samples} answers of at most {options.new_tokens} tokens"
         compare(options, commands, words)
 
 

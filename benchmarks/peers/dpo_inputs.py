@@ -35,8 +35,11 @@ def side_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def make_pairs(count: int, seed: int = 0) -> Iterator[Mapping[str, str]]:
-    """Pairs with different prompts (questions in the chat format of SmolLM2) and two answers of different lengths."""
+def make_pairs(count: int, seed: int = 0, *, prompt_words: int = 0) -> Iterator[Mapping[str, str]]:
+    """Pairs with different prompts (questions in the chat format of SmolLM2) and two answers of different lengths.
+
+    `prompt_words` words precede each question, of one token each.
+    """
     chance = random.Random(seed)
     shortest, longest = ANSWER_TOKENS
     for number in range(count):
@@ -44,6 +47,8 @@ def make_pairs(count: int, seed: int = 0) -> Iterator[Mapping[str, str]]:
         # The period of each sentence and the end-of-turn token of the answer are tokens, too.
         lengths = [chance.randint(shortest, longest) * 9 // 10 for _ in range(2)]
         chosen, rejected = (_answer(chance, length) for length in lengths)
+        if prompt_words:
+            question = f"{_answer(chance, prompt_words)} {question}"
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 

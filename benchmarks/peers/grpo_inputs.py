@@ -6,6 +6,7 @@ The prompts request long answers, so that nearly all answers have the maximum le
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,10 @@ SUBJECTS = (
     "a letter that arrives forty years late, and what its reader does on the day after",
 )
 """Subjects of different lengths, in random order."""
+NOTES = (
+    "use short words and tell us first who was there and then what each of them said and why it was so cold that day"
+)
+"""Words of one token each, which lengthen a prompt."""
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +36,26 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
 
 
-def write_prompts(folder: Path) -> None:
-    """Write `prompts.jsonl`, which both sides read."""
-    asked = [[{"role": "user", "content": f"Write a long story about {each}."}] for each in SUBJECTS]
-    (folder / PROMPTS_FILE).write_text("".join(json.dumps({"prompt": each}) + "\n" for each in asked))
+def write_prompts(folder: Path, model: Path, *, number: int, tokens: int | None) -> None:
+    """Write `prompts.jsonl`, which both sides read: `number` prompts, each of about `tokens` tokens if given."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    lines = []
+    for subject in itertools.islice(itertools.cycle(SUBJECTS), number):
+        messages = [{"role": "user", "content": f"Write a long story about {subject}."}]
+        if tokens is not None:
+            messages.insert(0, {"role": "system", "content": "You write for a newspaper."})
+            missing = tokens - len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
+            notes = itertools.islice(itertools.cycle(NOTES.split()), max(0, missing))
+            messages[0]["content"] = " ".join([messages[0]["content"], *notes])
+        lines.append(json.dumps({"prompt": messages}) + "\n")
+    (folder / PROMPTS_FILE).write_text("".join(lines))
+
+
+def count_prompts(folder: Path) -> int:
+    """Number of prompts in the file."""
+    return len((folder / PROMPTS_FILE).read_text().splitlines())
 
 
 def share_of_vowels(text: str) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from grpo_inputs import SUBJECTS
+from grpo_inputs import NOTES, SUBJECTS
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -65,7 +65,7 @@ REWARD = Size(32, 1, 2, 64, 0)
 """Shape of the reward model, small enough that its time is negligible."""
 
 
-def write_real_inputs(folder: Path, model: Path, *, num_prompts: int) -> None:
+def write_real_inputs(folder: Path, model: Path, *, num_prompts: int, prompt_words: int = 0) -> None:
     """Like `write_inputs`, for a model folder: a link to it, a reward model with its tokens, and prompts for it."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     (folder / "model").symlink_to(model.resolve(), target_is_directory=True)
@@ -74,7 +74,8 @@ def write_real_inputs(folder: Path, model: Path, *, num_prompts: int) -> None:
         config = _config(REWARD, len(tokenizer), pad=tokenizer.convert_tokens_to_ids(tokenizer.unk_token))
         LlamaForSequenceClassification(config).save_pretrained(folder / "reward")
     tokenizer.save_pretrained(folder / "reward")
-    asked = [f"{start} {each}." for start in ASKED for each in SUBJECTS]
+    notes = " ".join(itertools.islice(itertools.cycle(NOTES.split()), prompt_words))
+    asked = [f"{start} {each}. {notes}".strip() for start in ASKED for each in SUBJECTS]
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
         for text in itertools.islice(itertools.cycle(asked), num_prompts)

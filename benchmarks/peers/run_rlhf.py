@@ -65,7 +65,8 @@ def run_file(inputs: Path, options: argparse.Namespace) -> Mapping[str, Any]:
         "train": {
             "episodes": options.iterations + 2,
             "prompts_per_episode": options.prompts,
-            "train_batch_size": options.prompts,
+            "samples_per_prompt": options.samples,
+            "train_batch_size": options.prompts * options.samples,
             "epochs_per_episode": options.epochs,
             "micro_batch_tokens": options.micro_batch_tokens,
         },
@@ -78,6 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=Path, required=True)
     parser.add_argument("--prompts", type=int, required=True)
+    parser.add_argument("--samples", type=int, default=1, help="answers per prompt")
     parser.add_argument("--new-tokens", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--epochs", type=int, default=1)

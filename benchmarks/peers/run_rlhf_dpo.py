@@ -20,7 +20,7 @@ class PairWatch(Watch):
         self.margins: list[float] = []
 
     def rlhf_batch_start(self, experience: Any) -> None:
-        self.tokens.append(sum(answer.num_tokens for pair in experience.items for answer in pair.answers))
+        self.tokens.append(sum(answer.num_tokens for pair in experience for answer in pair.answers))
 
     def rlhf_metrics(self, line: Mapping[str, Any]) -> None:
         self.losses.append(line["loss/policy"])

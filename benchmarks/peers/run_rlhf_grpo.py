@@ -14,6 +14,7 @@ from run_rlhf import measure
 
 def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run file with one AdamW step of all float32 weights per iteration, without KL penalty or gradient clipping."""
+    prompts = grpo_inputs.count_prompts(options.inputs)
     return {
         "model": {"path": str(options.model), "dtype": "float32", "device": options.device},
         "prompts": {"name": "jsonl", "path": str(options.inputs / grpo_inputs.PROMPTS_FILE)},
@@ -24,9 +25,9 @@ def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
         "engine": {"name": "hf", "max_new_tokens": options.new_tokens, "temperature": 1.0},
         "train": {
             "episodes": options.iterations + 2,
-            "prompts_per_episode": len(grpo_inputs.SUBJECTS),
+            "prompts_per_episode": prompts,
             "samples_per_prompt": options.samples,
-            "train_batch_size": len(grpo_inputs.SUBJECTS) * options.samples,
+            "train_batch_size": prompts * options.samples,
             "micro_batch_tokens": options.micro_batch_tokens,
         },
         "checkpoint": {"every_episodes": None},

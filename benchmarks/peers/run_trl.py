@@ -37,17 +37,19 @@ def build_trainer(options: argparse.Namespace, output: str, tokens: list[int]) -
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     if tokenizer.pad_token_id == tokenizer.eos_token_id:  # the trainer drops all pad tokens of a text
         tokenizer.pad_token = tokenizer.unk_token
+    together = options.prompts * options.samples
     lines = [json.loads(line) for line in (options.inputs / "prompts.jsonl").read_text().splitlines()]
     prompts = [{"input_ids": tokenizer(line["prompt"])["input_ids"]} for line in lines]
+    prompts = [prompt for prompt in prompts for _ in range(options.samples)]
     dtype = torch.bfloat16 if options.precision == "bf16-weights" else torch.float32
     config = PPOConfig(
         output_dir=output,
         per_device_train_batch_size=options.micro_batch,
-        gradient_accumulation_steps=options.prompts // options.micro_batch,
-        local_rollout_forward_batch_size=options.prompts,
+        gradient_accumulation_steps=together // options.micro_batch,
+        local_rollout_forward_batch_size=together,
         num_mini_batches=1,
         num_ppo_epochs=options.epochs,
-        total_episodes=options.prompts * (options.iterations + 1),
+        total_episodes=together * (options.iterations + 1),
         response_length=options.new_tokens,
         stop_token=None if options.fixed else "eos",
         temperature=1.0,
@@ -110,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=Path, required=True)
     parser.add_argument("--prompts", type=int, required=True)
+    parser.add_argument("--samples", type=int, default=1, help="answers per prompt, as repeated prompts")
     parser.add_argument("--new-tokens", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True, help="measured iterations, after one of warm-up")
     parser.add_argument("--epochs", type=int, default=1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_inputs import PROMPTS_FILE, SUBJECTS, add_device_options, share_of_vowels
+from grpo_inputs import PROMPTS_FILE, add_device_options, count_prompts, share_of_vowels
 from run_trl import measure
 
 
@@ -20,7 +20,7 @@ def build_trainer(options: argparse.Namespace, output: str, reward: Callable[...
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    together = len(SUBJECTS) * options.samples
+    together = count_prompts(options.inputs) * options.samples
     config = GRPOConfig(
         output_dir=output,
         per_device_train_batch_size=options.micro_batch,
