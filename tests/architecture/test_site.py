@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from running import PATIENCE_SECONDS
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(root / "docs" / "build_site.py"), "--check"],

@@ -288,6 +288,7 @@ def test_plugins_show_tells_options_with_bounds(capsys):
     assert json.loads(capsys.readouterr().out)["options"]["properties"]["precision"]["enum"] == ["auto", "fp32"]
 
 
+@pytest.mark.slow
 def test_plugins_check_tells_ok_missing_and_broken(install, capsys):
     source = """
         from pydantic import BaseModel

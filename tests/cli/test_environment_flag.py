@@ -181,6 +181,7 @@ says = Component(summary="Says.", config=Options, build="acme_says:build", isola
 """
 
 
+@pytest.mark.slow
 def test_one_that_asks_for_it_is_checked_in_a_process_of_its_own(install, capsys, monkeypatch):
     install("acme", {"rlhf.environments": {"acme-says": "acme_says:says"}}, {"acme_says": COMPONENT})
     assert run(["plugins", "check", "acme-says"]) == 0

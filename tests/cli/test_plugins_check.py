@@ -57,6 +57,7 @@ def rewards(install):
     return {name: found[f"acme-{name}"] for name in NAMES}
 
 
+@pytest.mark.slow
 def test_one_that_crashes_or_hangs_hurts_no_other(rewards):
     order = ["crash", "fine", "leave", "awaited"]
     verdicts = dict(zip(order, probe([rewards[name] for name in order], whole=True), strict=True))
@@ -105,7 +106,9 @@ def fail(config, context):
 """
 
 
-@pytest.mark.parametrize("kind", ["rewards", "prompts", "engines"])
+@pytest.mark.parametrize(
+    "kind", ["rewards", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("prompts", "engines"))]
+)
 def test_components_with_their_default_options(install, kind):
     names = ("asks", "refuses", "raises", "other")
     targets = {f"acme-{name}": f"acme_components:{name}" for name in names}
@@ -141,6 +144,7 @@ class Nothing:
 """
 
 
+@pytest.mark.slow
 def test_environments_are_played(install):
     names = ("fine", "needy", "brittle", "nothing")
     targets = {f"acme-{name}": f"acme_games:{name.capitalize()}" for name in names}

@@ -91,6 +91,7 @@ def test_with_an_adapter(conditioned, tmp_path):
     assert load_policy(ModelConfig(path=str(run / "model")), dtype=torch.float32, seed=0)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(conditioned, tmp_path):
     one = metrics(start(conditioned, tmp_path / "one", trust=True).run_folder)
     ddp = {**conditioned, "strategy": "torch-ddp"}

@@ -40,6 +40,7 @@ def test_it_continues_after_a_resume_bit_for_bit(tmp_path):
         start({"optimizer": {"name": "adamw"}, "train": {"episodes": 5}}, tmp_path / "run", resume="auto")
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     (tmp_path / "spread.py").write_text(
         "def spread(rollouts):\n    return [sum(r.completion_ids) % 7 for r in rollouts]\n"

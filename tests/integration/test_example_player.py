@@ -85,6 +85,7 @@ def test_it_trains_and_keeps_its_state_over_a_resume(tmp_path):
     assert [line["drawn"] for line in first + second] == [3, 6, 9, 12, 15, 18, 21, 24]
 
 
+@pytest.mark.slow
 def test_two_processes_have_a_state_each(tmp_path):
     full = {**RUN, "strategy": "torch-ddp"}
     start({**full, "train": {**TRAIN, "episodes": 1}}, tmp_path / "run", num_processes=2)

@@ -7,6 +7,8 @@ from reply_templates import reply_tokenizer
 from rlhf_core.types import ToolCall
 from rlhf_episodes.chat import ChatFormat
 
+pytestmark = pytest.mark.usefixtures("one_parser")
+
 SAID = "I will look."
 GEMMA_CALL = "<|tool_call>call:add{a:1}<tool_call|>"
 LFM_CALL = "<|tool_call_start|>[add(a=1)]<|tool_call_end|>"

@@ -15,6 +15,8 @@ from rlhf_episodes.conversations import template_messages
 from rlhf_episodes.endpoint import ChatMessage
 from rlhf_episodes.response_parser import MAX_CHARS, ResponseParser, UnreadableReply
 
+pytestmark = pytest.mark.usefixtures("one_parser")
+
 ADD = {
     "type": "function",
     "function": {

@@ -225,6 +225,7 @@ def test_after_twenty_adapter_syncs_the_makers_policy_is_the_trainers(start: Cal
     assert get(trainer.get_sync_report.remote()).num_bytes < full / 2
 
 
+@pytest.mark.slow
 def test_two_trainers_and_two_makers_do_not_deadlock(start: Callable[..., Any]) -> None:
     makers = [
         start(

@@ -18,7 +18,8 @@ from rlhf_testing.tiny_training import (
 )
 
 CASES = [
-    StrategyCase("ddp", "ddp", optimizers=("muon", "adamw-8bit")),
+    StrategyCase("ddp", "ddp"),
+    StrategyCase("ddp-optimizers", "ddp", optimizers=("muon", "adamw-8bit")),
     StrategyCase("zero1", "low-level-zero"),
     StrategyCase("zero2", "low-level-zero", {"stage": 2}),
     StrategyCase("zero1-bf16", "low-level-zero", {"precision": "bf16"}),
@@ -29,7 +30,7 @@ EXACT = ["ddp", "zero1", "zero2"]
 ROUNDED = ["zero1-bf16", "gemini", "gemini-half-sharded"]
 SPLITS = ["whole", "accumulated", "ragged", "two_forwards", "checkpointing"]
 CHAIN = ["gemini", "zero1-bf16", "zero1", "ddp"]
-SLOW = ["zero2", "gemini-half-sharded"]
+SLOW = ["ddp-optimizers", "zero2", "gemini-half-sharded"]
 
 
 def cases(names):
@@ -60,9 +61,10 @@ def seen(folder):
     return Seen(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw-8bit"])
 def test_fifty_updates_of_an_optimizer_equal_those_of_one_process(seen, optimizer):
-    alone, got = optimizer_updates_alone(optimizer), seen["ddp"]["optimizers"][optimizer]
+    alone, got = optimizer_updates_alone(optimizer), seen["ddp-optimizers"]["optimizers"][optimizer]
     assert got["losses"] == pytest.approx(alone["losses"], abs=1e-4)
     # Muon rounds to bfloat16, and 8-bit moments to 256 values, so that rounding in a sum may show in a step.
     assert change_cosine(tiny_model(hidden_size=128).state_dict(), got["weights"], alone["weights"]) > 0.999

@@ -24,15 +24,29 @@ TENSOR = StrategyCase("tensor", "fsdp", {"tensor_parallel": 2, "sequence_paralle
 SINGLE = StrategyCase("single", "single")
 
 
+SLOW_KEEP = pytest.param("keep", marks=pytest.mark.slow)
+
+
+class Seen(dict):
+    """What each case did. `keep` is run when it is asked for."""
+
+    def __init__(self, folder):
+        super().__init__(run_strategies([FSDP, TENSOR], 2, folder, load_chain=["fsdp", "tensor"]), folder=folder)
+
+    def __missing__(self, name):
+        folder = self["folder"] / "slow"
+        folder.mkdir()
+        self["keep"] = run_strategies([TENSOR, KEEP], 2, folder, load_chain=["tensor", "keep"])["keep"]
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
-    results = run_strategies([FSDP, KEEP, TENSOR], 2, folder, load_chain=["fsdp", "tensor", "keep"])
-    results["folder"] = folder
-    return results
+    return Seen(folder)
 
 
-@pytest.mark.parametrize("name", ["fsdp", "keep", "tensor"])
+@pytest.mark.parametrize("name", ["fsdp", "tensor", SLOW_KEEP])
 @pytest.mark.parametrize("split", ["whole", "accumulated", "ragged", "two_forwards", "checkpointing"])
 def test_two_processes_train_as_one(seen, name, split):
     if name == "tensor" and split == "ragged":
@@ -82,7 +96,7 @@ def test_shards_are_bounded_named_and_whole(seen, name):
     assert largest_difference(shards["weights"], start) == 0.0
 
 
-@pytest.mark.parametrize("name", ["fsdp", "keep", "tensor"])
+@pytest.mark.parametrize("name", ["fsdp", "tensor", SLOW_KEEP])
 def test_resumes_exactly(seen, name):
     resumed = seen[name]["resumed"]
     assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0
@@ -116,7 +130,7 @@ def test_16_bit_weights_are_rounded_from_sharded_float32_masters(seen):
         assert all(values[key].equal(got["state_again"][name][key]) for key in ("master", "exp_avg", "exp_avg_sq"))
 
 
-@pytest.mark.parametrize("name", ["tensor", "keep"])
+@pytest.mark.parametrize("name", ["tensor", SLOW_KEEP])
 def test_another_layout_goes_on(seen, name):
     chain, first = seen[name]["chain"], seen["fsdp"]["resumed"]
     assert chain["next_losses"] == pytest.approx(first["uninterrupted"]["losses"], abs=1e-5)

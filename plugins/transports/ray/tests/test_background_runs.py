@@ -25,6 +25,7 @@ def checkpoints(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_and_ends_like_the_local_run(
     tmp_path: Path, run_file: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
 ) -> None:

@@ -75,6 +75,7 @@ def start(site: Path, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
         driver.process.end()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_writes_a_checkpoint_leaves_no_process_and_can_be_resumed(
     start: Callable[..., Driver], run_file: RunFile, check_samples: Callable[[Path], None]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,10 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 RunFile = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "sync"),
-    [
-        ("between-batches", "direct"),
-        pytest.param("between-batches", "chunked", marks=pytest.mark.slow),
-        pytest.param("in-flight", "chunked", marks=pytest.mark.slow),
-        pytest.param("in-flight", "direct", marks=pytest.mark.slow),
-    ],
+    list(itertools.product(("between-batches", "in-flight"), ("chunked", "direct"))),
 )
 def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
     weights: str,

@@ -82,6 +82,7 @@ def ended(folder: Path, what: str) -> bool:
 
 @pytest.mark.usefixtures("local_ray")
 class TestRuns:
+    @pytest.mark.slow
     def test_makers_come_and_go_and_no_sample_is_lost_or_doubled(
         self,
         tmp_path: Path,

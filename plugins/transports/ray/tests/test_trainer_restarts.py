@@ -48,6 +48,7 @@ class Spans:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_a_run_that_loses_its_trainer_once_ends_like_the_local_run(
     tmp_path: Path, run_file: RunFile, faults: Callable[[str], Path], check_samples: Callable[[Path], None]
 ) -> None:
