@@ -383,9 +383,11 @@ class _Session:
         """Give environments time to run their `finally` blocks, then cancel all tasks and stop the loop."""
         if episodes := {task for task in asyncio.all_tasks() if task.get_name() == EPISODE_TASK}:
             await asyncio.wait(episodes, timeout=LEAVE_SECONDS)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
         for isolated in self._isolated:
             isolated.end_session()
-        # Stop one iteration later, so that canceled tasks can end.
-        self._loop.call_soon(self._loop.call_soon, self._loop.stop)
+        if others:
+            await asyncio.wait(others, timeout=LEAVE_SECONDS)
+        self._loop.stop()
