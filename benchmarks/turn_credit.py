@@ -1,14 +1,19 @@
-"""Samples that credit per turn needs to learn `guess-number`, next to the estimators of the whole episode.
+"""Samples that credit per turn needs to learn a game, next to the estimators of the whole episode.
+
+`guess-number` has one reward, at the end. In `pairs`, the policy replies in each of four turns with the larger of two
+digits, and is rewarded in each.
 
 Each case is a run of the quickstart's second stage with another advantage estimator, on the same warm start per seed.
 The target is a fraction of the final score that the estimator of the whole episode reaches with the same algorithm and
-seed. The score is the share of games won, sampled at temperature 1. It is the mean reward of the last few episodes.
+seed. The score is the mean reward of the last few episodes, sampled at temperature 1 (in `guess-number` the share of
+games won, in `pairs` that of right replies).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -27,6 +32,23 @@ RLHF = str(Path(sys.executable).parent / "rlhf")
 RUN_TIMEOUT_SECONDS = 7200
 WINDOW = 5
 """Episodes over which a score is averaged."""
+
+
+class Pairs:
+    """The larger of two digits, four times."""
+
+    def reset(self, task: Any) -> str:
+        chance = random.Random(task.seed)
+        self._pairs = [(chance.randrange(10), chance.randrange(10)) for _ in range(4)]
+        return self._next()
+
+    def step(self, reply: Any) -> tuple[str | None, float, bool]:
+        reward = 0.25 * (reply.text.strip() == str(max(self._pairs.pop(0))))
+        return (self._next(), reward, False) if self._pairs else (None, reward, True)
+
+    def _next(self) -> str:
+        first, second = self._pairs[0]
+        return f"{first}{second}>"
 
 
 @dataclass(frozen=True)
@@ -61,7 +83,17 @@ def train(run: dict[str, Any], folder: Path, seed: int) -> list[dict[str, float]
         folder.parent.mkdir(parents=True, exist_ok=True)
         path = folder.with_suffix(".yaml")
         path.write_text(yaml.safe_dump(dict(run)), encoding="utf-8")
-        command = [RLHF, "train", "--quiet", str(path), "--set", f"train.seed={seed}", "--output", str(folder)]
+        command = [
+            RLHF,
+            "train",
+            "--quiet",
+            "--trust",
+            str(path),
+            "--set",
+            f"train.seed={seed}",
+            "--output",
+            str(folder),
+        ]
         subprocess.run(command, check=True, timeout=RUN_TIMEOUT_SECONDS)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -82,6 +114,8 @@ def samples_until(found: Sequence[float], target: float, per_episode: int) -> fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--game", choices=["guess-number", "pairs"], default="guess-number")
+    parser.add_argument("--prompts", type=int, help="prompts per episode, by default those of the quickstart")
     parser.add_argument("--algorithms", nargs="+", choices=list(WHOLE), default=list(WHOLE))
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--by-turn-episodes", type=int, help="episodes of the estimators by turn, by default the same")
@@ -92,6 +126,10 @@ def main() -> None:
     options = parser.parse_args()
     warm, run = environment_runs(load("environments", "guess-number"))
     run["eval"] = None
+    if options.game == "pairs":
+        run["environment"] = {"name": f"{Path(__file__).resolve()}:Pairs", "max_turns": 4}
+    if options.prompts:
+        run["train"] = {**run["train"], "prompts_per_episode": options.prompts}
     cases = [case for case in (*WHOLE.values(), *BY_TURN) if case.algorithm in options.algorithms]
     per_episode = run["train"]["prompts_per_episode"] * run["train"]["samples_per_prompt"]
     needed: dict[str, list[float]] = {}

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _DOES_NOT_MATTER = ("logging", "checkpoint", "eval")
 """Sections of a run file that may change between attempts without an effect on samples."""
+_STEP = tuple(each.name for each in fields(Step))
 
 
 def run_digest(run: ResolvedRun) -> str:
@@ -203,7 +204,8 @@ class TurnJournal:
         if version != self._version:
             return
         try:
-            self._append(sample_id, {"step": {**asdict(step), "reply": reply}})
+            values = {name: getattr(step, name) for name in _STEP}  # without the copies of `asdict`
+            self._append(sample_id, {"step": {**values, "reply": reply}})
         except (TypeError, ValueError) as error:  # then later steps are not continued from, either
             logger.debug("a step of sample %d is not recorded: %s", sample_id, error)
 
