@@ -72,6 +72,7 @@ BY_TURN = (
     Case("reinforce++", {"name": "turn-to-go", "whiten_over": "turn"}, {}),
     Case("reinforce++", {"name": "turn-to-go", "whiten_over": "turn"}, {"turn_gamma": 0.8}),
     Case("grpo", "turn-normalised", {}),
+    Case("grpo", "turn-normalised", {"turn_gamma": 0.0}),
     Case("grpo", {"name": "gigpo", "state": "history"}, {}),
 )
 
