@@ -2,20 +2,20 @@
 
 `games` is `guess-number`. In `larger` the policy replies with the larger of two digits. Both start from the warm start
 of `guess-number`. The run of both is repeated across a resume and over Ray. The scores are the
-mean reward of the sampled episodes, over the last `WINDOW` training episodes, and the greedy reward on held-out tasks.
+mean reward of the sampled episodes, over the last five training episodes, and the greedy reward on held-out tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import turn_credit
 import yaml
 
 from rlhf_core import train
@@ -28,7 +28,6 @@ RUN_TIMEOUT_SECONDS = 7200
 GAMES: dict[str, Any] = {"name": "guess-number", "max_turns": 4}
 LARGER: dict[str, Any] = {"name": f"{Path(__file__).resolve()}:Larger", "max_turns": 1}
 BOUND = 0.03
-WINDOW = 5
 
 
 class Larger:
@@ -86,11 +85,9 @@ def across_a_resume(run: dict[str, Any], folder: Path, seed: int) -> None:
 def scores(folder: Path) -> dict[str, tuple[float, float]]:
     """Label -> sampled and greedy score after training."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    by_episode = {line["episode"]: line for line in lines if "reward/mean" in line}
-    last = [by_episode[episode] for episode in sorted(by_episode)[-WINDOW:]]
     return {
         label: (
-            statistics.fmean(line[f"environment/{label}/reward"] for line in last),
+            turn_credit.scores(lines, f"environment/{label}/reward")[-1],
             lines[-1][f"eval/environment/{label}/reward"],
         )
         for label in ("games", "larger")

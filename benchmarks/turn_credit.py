@@ -99,9 +99,9 @@ def train(run: dict[str, Any], folder: Path, seed: int) -> list[dict[str, float]
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def scores(metrics: Sequence[dict[str, float]]) -> list[float]:
-    """Mean reward up to each episode, over at most `WINDOW` episodes."""
-    by_episode = {line["episode"]: line["reward/mean"] for line in metrics}
+def scores(metrics: Sequence[dict[str, float]], name: str = "reward/mean") -> list[float]:
+    """Mean of a metric up to each episode, over at most `WINDOW` episodes."""
+    by_episode = {line["episode"]: line[name] for line in metrics if name in line}
     rewards = [by_episode[episode] for episode in sorted(by_episode)]
     return [statistics.fmean(rewards[max(0, end - WINDOW) : end]) for end in range(1, len(rewards) + 1)]
 

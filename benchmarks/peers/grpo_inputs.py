@@ -27,13 +27,18 @@ SUBJECTS = (
 NOTES = (
     "use short words and tell us first who was there and then what each of them said and why it was so cold that day"
 )
-"""Words of one token each, which lengthen a prompt."""
+"""Words of `notes`."""
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of both sides for where and in which precision they compute."""
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+
+
+def notes(count: int) -> list[str]:
+    """Words that lengthen a prompt, of one token each."""
+    return list(itertools.islice(itertools.cycle(NOTES.split()), max(0, count)))
 
 
 def write_prompts(folder: Path, model: Path, *, number: int, tokens: int | None) -> None:
@@ -47,8 +52,7 @@ def write_prompts(folder: Path, model: Path, *, number: int, tokens: int | None)
         if tokens is not None:
             messages.insert(0, {"role": "system", "content": "You write for a newspaper."})
             missing = tokens - len(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
-            notes = itertools.islice(itertools.cycle(NOTES.split()), max(0, missing))
-            messages[0]["content"] = " ".join([messages[0]["content"], *notes])
+            messages[0]["content"] = " ".join([messages[0]["content"], *notes(missing)])
         lines.append(json.dumps({"prompt": messages}) + "\n")
     (folder / PROMPTS_FILE).write_text("".join(lines))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from grpo_inputs import NOTES, SUBJECTS
+from grpo_inputs import SUBJECTS, notes
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -74,8 +74,7 @@ def write_real_inputs(folder: Path, model: Path, *, num_prompts: int, prompt_wor
         config = _config(REWARD, len(tokenizer), pad=tokenizer.convert_tokens_to_ids(tokenizer.unk_token))
         LlamaForSequenceClassification(config).save_pretrained(folder / "reward")
     tokenizer.save_pretrained(folder / "reward")
-    notes = " ".join(itertools.islice(itertools.cycle(NOTES.split()), prompt_words))
-    asked = [f"{start} {each}. {notes}".strip() for start in ASKED for each in SUBJECTS]
+    asked = [" ".join([f"{start} {each}.", *notes(prompt_words)]) for start in ASKED for each in SUBJECTS]
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
         for text in itertools.islice(itertools.cycle(asked), num_prompts)
