@@ -26,20 +26,8 @@ from rlhf_start.quickstart import environment_runs
 RLHF = str(Path(sys.executable).parent / "rlhf")
 RUN_TIMEOUT_SECONDS = 7200
 GAMES: dict[str, Any] = {"name": "guess-number", "max_turns": 4}
-LARGER: dict[str, Any] = {"name": f"{Path(__file__).resolve()}:Larger", "max_turns": 1}
+LARGER: dict[str, Any] = {"name": f"{Path(__file__).resolve().with_name('larger.py')}:Larger", "max_turns": 1}
 BOUND = 0.03
-
-
-class Larger:
-    """The larger of two digits."""
-
-    def reset(self, task: Any) -> str:
-        pair = task.seed % 100
-        self.answer = str(max(divmod(pair, 10)))
-        return f"{pair:02d}>"
-
-    def step(self, reply: Any) -> tuple[None, float, bool]:
-        return None, float(reply.text.strip() == self.answer), True
 
 
 class StopAt:

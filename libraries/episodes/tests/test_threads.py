@@ -51,6 +51,7 @@ def test_a_function_of_an_environment_for_which_no_thread_begins_fails(no_thread
         play_one(Echo, timeout_seconds=600)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its tasks are not finished
 def test_an_event_loop_that_runs_out_of_memory_ends_the_run_with_that():
     class Exhausts(Echo):
         async def step(self, reply):
@@ -61,6 +62,7 @@ def test_an_event_loop_that_runs_out_of_memory_ends_the_run_with_that():
 
     with pytest.raises(MemoryError, match="of the loop"):
         play_one(Exhausts, timeout_seconds=600)
+    gc.collect()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
