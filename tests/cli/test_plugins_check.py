@@ -69,6 +69,7 @@ def test_one_that_crashes_or_hangs_hurts_no_other(rewards):
     assert hung.status == "broken" and "gave no answer within 20 s" in hung.detail
 
 
+@pytest.mark.slow
 def test_what_a_reward_answers_is_looked_at_and_what_it_needs_is_told(rewards):
     short, wrong, needy = probe([rewards[name] for name in ("short", "wrong", "needy")], whole=True)
     assert short.status == "broken" and "returned 1 values for 8 samples" in short.detail

@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 DORA = ("dora", "int8")
 """Options that are slower."""
-QUICK = (("pissa", "fsdp"), ("pissa", "gemini"), ("nf4", "torch-ddp"))
+QUICK = (("pissa", "fsdp"), ("nf4", "torch-ddp"))
 SHARDING = ("fsdp", "low-level-zero", "gemini")
 STRATEGIES = ("torch-ddp", "ddp", *SHARDING)
 MEANS = ("reward/mean", "kl/mean")

@@ -21,11 +21,9 @@ from running import Forked, ranks, run_all
 TIMED = ("time/", "tokens_per_second/", "memory/", "reward_calls/")
 QUICK = ("grpo", "sft", "reward-model")
 """One of each kind, in `make test`: rollouts of groups, a dataset with answers to judge, a head of its own."""
-QUICK_DETACHED = ("sft", "reward-model")
-"""Rollouts over Ray are in `test_combinations.py`."""
 PLACEMENTS = [
     pytest.param(deployment, rel, abs_, name, marks=() if name in quick else pytest.mark.slow)
-    for deployment, rel, abs_, quick in (("ray", 1e-6, 1e-6, QUICK_DETACHED), ("ddp", 2e-4, 2e-5, QUICK))
+    for deployment, rel, abs_, quick in (("ray", 1e-6, 1e-6, ()), ("ddp", 2e-4, 2e-5, QUICK))
     for name in ALGORITHMS
 ]
 OTHERS = [name for name in ALGORITHMS if name not in QUICK]
@@ -53,13 +51,8 @@ def make_local_runs(out: Path, names: Sequence[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick_detached(runs: Path, ray_worker_source: None) -> None:
-    run_all(Forked(make_runs, runs, "ray", QUICK_DETACHED))
-
-
-@pytest.fixture(scope="module")
-def other_detached(runs: Path, other_runs: None, ray_worker_source: None) -> None:
-    run_all(Forked(make_runs, runs, "ray", [name for name in ALGORITHMS if name not in QUICK_DETACHED]))
+def detached(runs: Path, other_runs: None, ray_worker_source: None) -> None:
+    run_all(Forked(make_runs, runs, "ray", list(ALGORITHMS)))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -84,7 +77,7 @@ def test_every_placement_trains_as_one_process(
     runs: Path, deployment: str, rel: float, abs_: float, name: str, request: pytest.FixtureRequest
 ) -> None:
     if deployment == "ray":
-        request.getfixturevalue("quick_detached" if name in QUICK_DETACHED else "other_detached")
+        request.getfixturevalue("detached")
     elif name in OTHERS:
         request.getfixturevalue("other_runs")
     one, other = lines(runs / f"{name}-single"), lines(runs / f"{name}-{deployment}")
@@ -98,8 +91,10 @@ def test_every_placement_trains_as_one_process(
             assert ours[key] == pytest.approx(value, rel=rel, abs=abs_), (ours["step"], key)
 
 
-@pytest.mark.parametrize("deployment", algorithm_runs.DEPLOYMENTS)
-def test_held_out_prompts_are_answered(runs: Path, quick_detached: None, deployment: str) -> None:
+@pytest.mark.parametrize("deployment", ["single", "ddp", pytest.param("ray", marks=pytest.mark.slow)])
+def test_held_out_prompts_are_answered(runs: Path, deployment: str, request: pytest.FixtureRequest) -> None:
+    if deployment == "ray":
+        request.getfixturevalue("detached")
     assert "eval/score" in lines(runs / f"sft-{deployment}")[-1]
 
 

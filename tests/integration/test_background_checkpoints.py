@@ -151,6 +151,7 @@ DeferredFiles.run = full
 """
 
 
+@pytest.mark.slow
 def test_ranks_fail_together_with_the_error_of_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeferredFiles, "run", DeferredFiles.run)  # restored, since this process loads the reward too
     reward = tmp_path / REWARD.name
@@ -225,6 +226,7 @@ def slow(files: DeferredFiles, run: Callable[[DeferredFiles], None] = DeferredFi
     run(files)
 
 
+@pytest.mark.slow
 def test_a_rollback_waits_for_the_checkpoint_that_it_returns_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_the_best_stands_beside_the_newest(tmp_path, kind, better):
     assert {path.name for path in folder.glob("step-*")} == {f"step-{step}", "step-12"}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_same_best(tmp_path):
     whole = start(BASE, tmp_path / "whole")
     with pytest.raises(RlhfError, match="stopped by the test"):

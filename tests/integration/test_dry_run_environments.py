@@ -66,7 +66,7 @@ def test_a_right_one_is_asked_once(dry_run, tmp_path, isolate):
         ("Run", {}, r"raised AttributeError: .*nothing.*game.py, line 18"),
         ("Run", {"isolate": True}, "AttributeError"),
         ("Early", {}, "reset raised KeyError: 'level'"),
-        ("Hangs", {"isolate": True, "timeout_seconds": 2.0}, "2 s"),
+        pytest.param("Hangs", {"isolate": True, "timeout_seconds": 2.0}, "2 s", marks=pytest.mark.slow),
     ],
 )
 def test_an_error_is_found_before_anything_is_sampled(dry_run, name, options, problem):

@@ -42,9 +42,9 @@ class Scaled:
 RUNS = [
     ("fsdp", "rloo", "hf", None),
     ("low-level-zero", "reinforce++", "hf", {"r": 4}),
-    ("gemini", "ppo", "hf", None),
+    pytest.param("gemini", "ppo", "hf", None, marks=pytest.mark.slow),
     ("single", "grpo", "vllm", {"r": 4}),
-    ("single", "ppo", "vllm", None),
+    pytest.param("single", "ppo", "vllm", None, marks=pytest.mark.slow),
 ]
 
 

@@ -58,6 +58,7 @@ def test_a_run_driven_into_kl_blow_up_is_rolled_back_and_finishes(tmp_path):
     assert "Rollback 1: back to update" in (result.run_folder / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_rollback_without_a_smaller_rate_repeats_the_run_exactly(tmp_path):
     straight = start(BASE, tmp_path / "straight")
     for step in (1, 2, 7):  # to the checkpoint before the first update, and to a later one

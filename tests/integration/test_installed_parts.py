@@ -110,7 +110,7 @@ def acme(install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("strategy", "num_processes", "enters"),
-    [("torch-ddp", 2, False), ("reversed-ddp", 1, True), ("reversed-ddp", 2, True)],
+    [pytest.param("torch-ddp", 2, False, marks=pytest.mark.slow), ("reversed-ddp", 1, True), ("reversed-ddp", 2, True)],
 )
 def test_units_and_passes_of_a_plugin_train_alike(
     tmp_path: Path, strategy: str, num_processes: int, enters: bool

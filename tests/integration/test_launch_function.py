@@ -38,6 +38,7 @@ def faulty(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_adds_up_over_two_ranks(tmp_path):
     for name, source in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL):
         (tmp_path / f"{name}.py").write_text(source)

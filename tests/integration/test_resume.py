@@ -206,6 +206,7 @@ class TestProcesses:
         newest = max(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
         return newest // 2 + 2
 
+    @pytest.mark.slow
     def test_a_run_that_is_killed_goes_on(self, tmp_path):
         with self.begun(tmp_path, LONG) as (_, folder):
             pass  # left running, it is killed

@@ -51,7 +51,7 @@ def command(capsys, *arguments, code=0):
 # The folder's own config
 
 
-@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("is_named", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_resume_without_a_run_file_takes_the_folders_own(tmp_path, capsys, monkeypatch, is_named):
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path, EACH)
@@ -110,6 +110,7 @@ def test_model_algorithm_and_prompts_cannot_change(tmp_path, changes, key):
     assert status(tmp_path / "run") == "done"
 
 
+@pytest.mark.slow
 def test_another_model_and_other_records_under_the_same_name_are_refused(tmp_path):
     model = save_tiny_model(tmp_path / "model")
     data = tmp_path / "prompts.jsonl"
@@ -202,6 +203,7 @@ def test_a_folder_that_was_only_locked_can_be_started_again_with_its_run_file(tm
     assert status(tmp_path / "run") == "done"
 
 
+@pytest.mark.slow
 def test_a_quickstart_killed_in_its_warm_start_can_be_started_again(tmp_path):
     warm = tiny_run({"algorithm": {"name": "sft"}, "rewards": None, "train": {"samples_per_prompt": 1}})
     with pytest.raises(RlhfError, match="stopped by the test"):
@@ -234,7 +236,9 @@ def test_a_run_that_ended_in_its_first_moment_has_no_config_whose_code_would_not
 # What the checkpoint counts
 
 
-@pytest.mark.parametrize("left", [None, 0, 5])
+@pytest.mark.parametrize(
+    "left", [pytest.param(None, marks=pytest.mark.slow), pytest.param(0, marks=pytest.mark.slow), 5]
+)
 def test_samples_that_were_removed_are_noticed(tmp_path, left):
     folder = tmp_path / "run"
     stopped({**EACH, "train": {**TRAIN, "episodes": 3}}, folder, 2)

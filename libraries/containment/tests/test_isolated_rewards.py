@@ -116,6 +116,7 @@ def test_the_answer_that_ends_the_run_is_named(isolated):
     assert "on_failure: zero" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_answers_that_fail_alone_are_asked_once_of_each_state(isolated):
     name, rollouts = "hangs_or_crashes_after_a_look", [faulty.make_rollout(index) for index in range(7)]
     scores, scorer = isolated(name, timeout_seconds=2.0, on_failure="drop", rollouts=rollouts)
@@ -123,7 +124,7 @@ def test_answers_that_fail_alone_are_asked_once_of_each_state(isolated):
     assert scorer.take_metrics()["reward_calls/r/dropped"] == 2
 
 
-@pytest.mark.parametrize("name", ["hangs", "hangs_with_the_lock_held"])
+@pytest.mark.parametrize("name", [pytest.param("hangs", marks=pytest.mark.slow), "hangs_with_the_lock_held"])
 def test_one_that_hangs_is_ended(isolated, name):
     assert isolated(name, timeout_seconds=0.5, on_failure="drop")[0] == [None] * 4
     line = rf"faulty_rewards.py:\d+ in {name}, at sample 0"
@@ -131,6 +132,7 @@ def test_one_that_hangs_is_ended(isolated, name):
         isolated(name, timeout_seconds=0.5)
 
 
+@pytest.mark.slow
 def test_one_that_allocates_without_end_is_ended(isolated):
     with pytest.raises(RewardError, match="more than its limit of 500,000,000"):
         isolated("allocates_without_end", memory_limit_bytes=500 * MEGABYTE)

@@ -155,7 +155,13 @@ HARM = {
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [*(("Faulty", fault) for fault in HARM), ("FaultyInLoop", "os._exit"), ("FaultyInLoop", "lock")]
+    ("name", "fault"),
+    [
+        ("Faulty", "os._exit"),
+        ("FaultyInLoop", "lock"),
+        *(pytest.param("Faulty", fault, marks=pytest.mark.slow) for fault in HARM if fault != "os._exit"),
+        pytest.param("FaultyInLoop", "os._exit", marks=pytest.mark.slow),
+    ],
 )
 def test_one_that_does_harm_fails_alone(name, fault, caplog):
     """The others are made again: none is lost, and their rewards and tokens are what they would have been."""
@@ -172,12 +178,14 @@ def test_one_that_does_harm_fails_alone(name, fault, caplog):
     assert "sample 1" in told.message
 
 
+@pytest.mark.slow
 def test_so_does_one_that_holds_the_lock_in_reset():
     options = {"timeout_seconds": 1.0, "on_failure": "drop", "where": "reset"}
     found = play(section("Faulty", isolate=True, **options), answer="lock")
     assert [len(each.rows) for each in found] == [1, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_so_does_a_tool_that_is_given_what_a_model_wrote(tmp_path, caplog):
     """Of a file, in the environment `tools`, whose own default it is to be in a process of its own."""
     file = tmp_path / "tools.py"
@@ -200,7 +208,7 @@ def test_so_does_a_tool_that_is_given_what_a_model_wrote(tmp_path, caplog):
     assert "sample 1: tool match did not return within 1 s" in caplog.text
 
 
-@pytest.mark.parametrize("fault", ["os._exit", "lock"])
+@pytest.mark.parametrize("fault", ["os._exit", pytest.param("lock", marks=pytest.mark.slow)])
 def test_it_ends_the_run_where_the_policy_says_so(fault):
     with pytest.raises(EpisodeError, match=HARM[fault]) as raised:
         play(section("Faulty", isolate=True, timeout_seconds=1.0), answer=fault)
@@ -272,6 +280,7 @@ def test_it_loads_no_heavy_library():
     assert [each.reward for each in play(section("Imports", isolate=True))] == [0.0] * 4
 
 
+@pytest.mark.slow
 def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path):
     file = tmp_path / "tools.py"
     file.write_text('def tool(text: str) -> str:\n    """Say it."""\n    return text\n')
@@ -294,8 +303,18 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
             "environment Counts",
             "when a child process imported it, it ended its process with exit code 5",
         ),
-        ("kept = bytearray(b'x') * 500_000_000; time.sleep(600)", "environment Counts", "it took .* bytes of memory"),
-        ("while True: print('x' * 1_000_000)", "environment Counts", "it printed more than 8,388,608 bytes"),
+        pytest.param(
+            "kept = bytearray(b'x') * 500_000_000; time.sleep(600)",
+            "environment Counts",
+            "it took .* bytes of memory",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "while True: print('x' * 1_000_000)",
+            "environment Counts",
+            "it printed more than 8,388,608 bytes",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_module_that_does_harm_when_it_is_imported_ends_the_run_by_name(tmp_path, code, where, told):

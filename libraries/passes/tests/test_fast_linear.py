@@ -132,6 +132,7 @@ def test_elsewhere_a_linear_is_itself(monkeypatch: pytest.MonkeyPatch, counted: 
 
 
 @pytest.mark.skipif(not hasattr(psutil, "heap_info"), reason="measuring the heap needs psutil 7.2")
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_shapes_seen() -> None:
     """In a process of its own: torch and oneDNN kept 1.7 MB for each of the first 1,024 shapes."""
     measure = """

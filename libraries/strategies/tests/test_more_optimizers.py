@@ -156,6 +156,7 @@ def run_of(optimizer: Any, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw-8bit"])
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(optimizer: str, tmp_path: Path) -> None:
     if optimizer == "adamw-8bit":
         pytest.importorskip("bitsandbytes")

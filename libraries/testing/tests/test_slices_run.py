@@ -68,6 +68,7 @@ def test_a_failed_test_reserves_the_time_to_run_it_again(monkeypatch: pytest.Mon
         slow_record.pytest_runtest_setup(Item())  # 500 s of 480
 
 
+@pytest.mark.slow
 def test_at_the_deadline_pytest_is_killed_with_all_that_it_started(
     project: Callable[..., list[str]], tmp_path: Path
 ) -> None:

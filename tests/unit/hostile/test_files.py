@@ -226,6 +226,7 @@ def change(value, chance):
     return chance.choice(VALUES)
 
 
+@pytest.mark.slow
 def test_broken_run_folders(good_run, tmp_path, capsys, monkeypatch, with_plots):
     monkeypatch.setattr("rlhf_report.draw", lambda runs: {})
     for seed in range(150):

@@ -59,6 +59,7 @@ def test_a_deadline_holds_where_pythons_lock_is_held(started):
     assert_stack_of_the_hanging_line(said.partition("isolate: true")[2])
 
 
+@pytest.mark.slow
 def test_two_signals_end_the_run_where_pythons_lock_is_held(started):
     process = started("never_lets_go_of_the_lock", timeout=600)
     said = end_by_two_signals(process)
@@ -129,6 +130,7 @@ def test_a_keyboard_interrupt_in_a_reward_is_its_failure(score, rollouts, name, 
         score({"r": recipe()}, rollouts, recipe=recipe, isolate=isolate)
 
 
+@pytest.mark.slow
 def test_a_batch_that_a_hanging_process_does_not_take_is_scored_in_a_new_one(score):
     large = [faulty.make_rollout(index, "x" * 10**6) for index in range(4)]
     recipe = faulty.Recipe(faulty.__file__, "answers_a_batch_and_then_holds_the_lock")

@@ -39,7 +39,7 @@ def test_dpo(run_file: Any, tmp_path: Path, lora: Any) -> None:
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, pytest.param({"r": 4}, marks=pytest.mark.slow)], ids=["full", "lora"])
 def test_a_reward_model_is_a_classifier_that_ranks_held_out_pairs(
     run_file: Any, lines: Path, tmp_path: Path, lora: Any
 ) -> None:

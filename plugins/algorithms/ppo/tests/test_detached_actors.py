@@ -165,6 +165,7 @@ def pair(reward_log: Path) -> Iterator[tuple[Any, Any]]:
     ray.kill(trainer)
 
 
+@pytest.mark.slow
 def test_the_pages_examples(pair: tuple[Any, Any], tmp_path: Path) -> None:
     maker, trainer = pair
     get(trainer.sync_models_to_remote_makers.remote())

@@ -115,6 +115,7 @@ def test_it_learns(make_trainer: Callable[..., PPOTrainer], make_batches: Any, f
     assert rewards[-1] > 0.7
 
 
+@pytest.mark.slow
 def test_it_does_not_learn_from_a_reward_that_knows_nothing(
     make_trainer: Callable[..., PPOTrainer], make_batches: Any, folder: str, sevens: Any
 ) -> None:

@@ -183,6 +183,7 @@ def test_wrong_folders_and_files_are_named(tmp_path: Path):
         build_report([tmp_path])
 
 
+@pytest.mark.slow
 def test_a_report_needs_neither_torch_nor_transformers(tmp_path: Path, make_run):
     folder = make_run(tmp_path / "run", episodes=1)
     code = (

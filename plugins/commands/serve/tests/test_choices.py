@@ -171,6 +171,7 @@ def test_all_answers_of_a_request_are_computed_in_one_batch():
     assert [len(batch) for batch in engine.calls] == [8]
 
 
+@pytest.mark.slow
 def test_a_stream_names_the_choice_of_each_part(tool_model):
     async def work(client):
         asked = {"model": "mine", "messages": QUESTION, "n": 3, "seed": 1, "logprobs": True, "top_logprobs": 2}

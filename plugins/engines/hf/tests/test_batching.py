@@ -101,6 +101,7 @@ def test_a_shared_prompt_is_prefilled_once(max_batch_size, model, engine, reques
     assert sum(row.num_computed for row in rows) == sum(map(len, prompts))
 
 
+@pytest.mark.slow
 def test_waiting_prompts_are_passed_many_at_once_where_the_cache_has_room(endless_engine, monkeypatch, collect):
     calls: list[int] = []
     prefill = SlotModel.prefill

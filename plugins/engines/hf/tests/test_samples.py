@@ -15,8 +15,19 @@ SAMPLINGS = {
 PATHS = {"llama": "slots", "gpt2": "slots", "mistral-window": "padded", "mamba": "equal"}
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-@pytest.mark.parametrize("family", ["llama", "mistral-window", "mamba"])
+@pytest.mark.parametrize(
+    ("family", "sampling"),
+    [
+        pytest.param(
+            family,
+            sampling,
+            id=f"{family}-{name}",
+            marks=() if name == "truncated" else pytest.mark.slow,
+        )
+        for family in ("llama", "mistral-window", "mamba")
+        for name, sampling in SAMPLINGS.items()
+    ],
+)
 def test_batch_size_and_order_do_not_matter(family, sampling, model, engine, requests, collect):
     module, asked = model(family), requests(64, same=2)
     whole = collect(engine(module), asked, sampling)

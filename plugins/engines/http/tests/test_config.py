@@ -39,6 +39,7 @@ def test_one_address_or_several():
     assert remote.url == ["http://a:1", "http://b:1"]
 
 
+@pytest.mark.slow
 def test_a_run_is_checked_and_planned_without_the_server():
     url = ("--engine", "http", "--set", "engine.url=http://localhost:9")
     assert "can run" in run_rlhf("train", *url, "--dry-run").stdout

@@ -71,6 +71,7 @@ def test_a_server_that_stays_lost_is_an_error_with_its_address(server, module, m
 
 
 @pytest.mark.parametrize("server", ["vllm"], indirect=True)
+@pytest.mark.slow
 def test_a_server_that_responds_while_its_engine_is_dead_is_waited_for(server, module, make_engine, monkeypatch):
     engine = make_engine(server, module)
     list(engine.generate(make_requests(1), LONG))
@@ -86,6 +87,7 @@ def test_a_server_that_responds_while_its_engine_is_dead_is_waited_for(server, m
 
 
 @pytest.mark.parametrize("server", ["vllm"], indirect=True)
+@pytest.mark.slow
 def test_a_server_that_is_lost_before_its_log_probs_are_checked(server, module, make_engine, monkeypatch):
     engine = make_engine(server, module)
     check, restart = engine._server.check_logprobs, threading.Timer(0.3, server.start)

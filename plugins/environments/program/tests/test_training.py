@@ -28,6 +28,7 @@ def test_a_run_trains_through_the_shell_agent(transport, tmp_path):
     assert all(line["environment/program_failed"] == 0.0 for line in lines)
 
 
+@pytest.mark.slow
 def test_isolated_episodes_are_the_same(tmp_path):
     for isolate in (False, True):
         folder = tmp_path / str(isolate)

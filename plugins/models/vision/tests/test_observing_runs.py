@@ -90,6 +90,7 @@ def test_a_model_that_does_not_see_refuses_an_image_by_name(tmp_path):
         train(options, output=tmp_path / "run", trust=True)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_metrics(tmp_path):
     environment = game(tmp_path)
     options = {**RUN, "environment": environment, "rewards": [], "checkpoint": {"every_episodes": 1}}

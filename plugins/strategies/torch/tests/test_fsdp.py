@@ -23,30 +23,18 @@ KEEP = StrategyCase("keep", "fsdp", {"reshard_after_forward": False})
 TENSOR = StrategyCase("tensor", "fsdp", {"tensor_parallel": 2, "sequence_parallel": True}, optimizers=("muon",))
 SINGLE = StrategyCase("single", "single")
 
-
-SLOW_KEEP = pytest.param("keep", marks=pytest.mark.slow)
-
-
-class Seen(dict):
-    """What each case did. When `keep` is asked for, all run, each from the model of the one before."""
-
-    def __init__(self, folder):
-        super().__init__(run_strategies([FSDP, TENSOR], 2, folder, load_chain=["fsdp", "tensor"]), folder=folder)
-
-    def __missing__(self, name):
-        folder = self["folder"] / "slow"
-        folder.mkdir()
-        self.update(run_strategies([FSDP, KEEP, TENSOR], 2, folder, load_chain=["fsdp", "tensor", "keep"]))
-        return self[name]
+pytestmark = pytest.mark.slow
+"""`test_strategies_agree.py` has it in `make test`."""
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
+    """What each case did, each from the model of the one before."""
     folder = tmp_path_factory.mktemp("fsdp")
-    return Seen(folder)
+    return run_strategies([FSDP, KEEP, TENSOR], 2, folder, load_chain=["fsdp", "tensor", "keep"])
 
 
-@pytest.mark.parametrize("name", ["fsdp", "tensor", SLOW_KEEP])
+@pytest.mark.parametrize("name", ["fsdp", "tensor", "keep"])
 @pytest.mark.parametrize("split", ["whole", "accumulated", "ragged", "two_forwards", "checkpointing"])
 def test_two_processes_train_as_one(seen, name, split):
     if name == "tensor" and split == "ragged":
@@ -96,7 +84,7 @@ def test_shards_are_bounded_named_and_whole(seen, name):
     assert largest_difference(shards["weights"], start) == 0.0
 
 
-@pytest.mark.parametrize("name", ["fsdp", "tensor", SLOW_KEEP])
+@pytest.mark.parametrize("name", ["fsdp", "tensor", "keep"])
 def test_resumes_exactly(seen, name):
     resumed = seen[name]["resumed"]
     assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0
@@ -130,7 +118,7 @@ def test_16_bit_weights_are_rounded_from_sharded_float32_masters(seen):
         assert all(values[key].equal(got["state_again"][name][key]) for key in ("master", "exp_avg", "exp_avg_sq"))
 
 
-@pytest.mark.parametrize("name", ["tensor", SLOW_KEEP])
+@pytest.mark.parametrize("name", ["tensor", "keep"])
 def test_another_layout_goes_on(seen, name):
     chain, first = seen[name]["chain"], seen["fsdp"]["resumed"]
     assert chain["next_losses"] == pytest.approx(first["uninterrupted"]["losses"], abs=1e-5)

@@ -16,6 +16,9 @@ from rlhf_testing.tiny_training import (
     train_alone,
 )
 
+pytestmark = pytest.mark.slow
+"""`test_strategies_agree.py` has it in `make test`."""
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):

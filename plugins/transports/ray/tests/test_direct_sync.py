@@ -137,6 +137,7 @@ def has_all(sync: RunSync, arrived: dict[str, Tensor]) -> bool:
 Run = Callable[..., tuple[RunSync, dict[str, Any]]]
 
 
+@pytest.mark.slow
 def test_every_chunk_comes_over_the_link_which_stays(run: Run) -> None:
     sync, makers = run(a="", b="")
     for version in (0, 1):
@@ -160,7 +161,7 @@ def test_the_trainer_sends_once_and_makers_forward(run: Run, monkeypatch: pytest
     assert sync.report is not None and len(sent) == 2 * sync.report.num_chunks
 
 
-@pytest.mark.parametrize("fault", ["dies", "hangs up"])
+@pytest.mark.parametrize("fault", ["dies", pytest.param("hangs up", marks=pytest.mark.slow)])
 def test_makers_behind_a_broken_link_get_the_version_from_the_store(run: Run, fault: str) -> None:
     """`a` forwards to `b` and `c`, `b` to `d` and `e`."""
     sync, makers = run(a="", b=fault, c="", d="", e="")
@@ -179,6 +180,7 @@ def test_makers_behind_a_broken_link_get_the_version_from_the_store(run: Run, fa
     assert sync.metrics()["sync/fallbacks"] == 0
 
 
+@pytest.mark.slow
 def test_a_maker_whose_sender_died_while_they_were_linked_is_linked_for_the_next_version(run: Run) -> None:
     """`b` answers that it will send to `d`, and dies."""
     sync, makers = run(a="", b="dies as sender", c="", d="cannot link once")
@@ -190,6 +192,7 @@ def test_a_maker_whose_sender_died_while_they_were_linked_is_linked_for_the_next
         assert sync.metrics()["sync/makers"] == 3
 
 
+@pytest.mark.slow
 def test_a_maker_that_dies_in_the_middle_breaks_nobody_elses_link(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     sync, makers = run(a="", b="dies")
     sync.publish(0)
@@ -199,6 +202,7 @@ def test_a_maker_that_dies_in_the_middle_breaks_nobody_elses_link(run: Run, capl
     assert "b: its process exited" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_maker_that_dies_while_its_link_is_formed_is_left_out(run: Run) -> None:
     sync, makers = run(a="", b="dies when asked")
     sync.publish(0)
@@ -224,6 +228,7 @@ def test_a_link_that_breaks_is_named_and_the_version_comes_through_the_store(
     assert sync.metrics()["sync/fallbacks"] == 0
 
 
+@pytest.mark.slow
 def test_a_maker_that_cannot_be_linked_is_named_once_and_served_by_the_store(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,7 +49,8 @@ def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
     assert log.count("is restarted") == 3
 
 
-@pytest.mark.parametrize("fault", ["maker-sent-3", pytest.param("maker-dies-when-taken", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["maker-sent-3", "maker-dies-when-taken"])
 def test_samples_that_go_with_their_maker_are_made_again_as_they_were(
     fault: str,
     tmp_path: Path,

@@ -299,6 +299,7 @@ def test_what_cannot_go_together_is_said_at_check(run_file: Callable[..., dict[s
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_a_run_keeps_every_promise_but_one_version_a_sample(
     tmp_path: Path,
     run_file: Callable[..., dict[str, Any]],

@@ -57,6 +57,7 @@ def warm_run(run_file: Callable[..., dict[str, Any]], warm_start: str) -> Iterat
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_on_policy_it_is_the_local_run(
     tmp_path: Path,
     warm_run: Callable[..., dict[str, Any]],

@@ -207,6 +207,7 @@ class Owner:
         return store_groups(sent, "maker-9", texts=True)
 
 
+@pytest.mark.slow
 def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
     sent = groups()
     owner = Owner.remote()

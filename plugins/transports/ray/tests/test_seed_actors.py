@@ -161,6 +161,7 @@ def test_a_maker_that_dies_ends_the_fit(start: Callable[..., Any]) -> None:
         get(fit)
 
 
+@pytest.mark.slow
 def test_a_maker_that_is_frozen_ends_the_fit(start: Callable[..., Any]) -> None:
     @ray.remote
     class Maker:
@@ -178,6 +179,7 @@ def test_a_maker_that_is_frozen_ends_the_fit(start: Callable[..., Any]) -> None:
         get(trainer.fit.remote(total_steps=1, update_steps=1))
 
 
+@pytest.mark.slow
 def test_a_wait_for_a_batch_has_a_deadline(start: Callable[..., Any]) -> None:
     trainer = start(MyTrainer, "trainer_0", ["nobody"], train_batch_size=4, batch_timeout_seconds=0.5)
     with pytest.raises(Exception, match=r"no batch came in 0.5 s .*0 of 4 entries"):
@@ -294,6 +296,7 @@ def test_samples_reach_all_trainers_in_turn(start: Callable[..., Any], maker: An
         assert torch.allclose(each.reference_log_probs, each.action_log_probs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_failing_loop_tells_the_trainers(start: Callable[..., Any], maker: Any) -> None:
     give_first_weights(maker)
     trainers = [start(MyTrainer, f"trainer_{i}", ["maker_0"], train_batch_size=1) for i in range(2)]
