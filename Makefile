@@ -70,7 +70,7 @@ train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny mod
 
 # Two files at a time, each process with one thread, since processes with two threads on two cores wait for each other.
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
-test: setup  ## every test that takes seconds and does not need a GPU
+test: setup  ## every test that is neither slow nor needs a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-lowest: setup  ## make test with the lowest version of every dependency but torch, in .venv-lowest
@@ -79,7 +79,7 @@ test-lowest test-newest: test-%:
 	$(BIN)/python release/lock.py --$* build/$*.txt
 	$(MAKE) test VENV=.venv-$* LOCK=build/$*.txt
 
-soak: setup-extras soak-clients  ## the tests that take minutes, which also writes tests/durations.json
+soak: setup-extras soak-clients  ## the slow tests, which also writes tests/durations.json
 	$(BIN)/python tests/support/slices.py all $(PYTEST_ARGS)
 
 # UNTIL=$$(( $$(date +%s) + 600 )) ends it after ten minutes.

@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (runs.isdisjoint(item.path.parts), not quick.isdisjoint(item.path.parts)))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`slow_except("a", "b")` marks all cases of a test slow but these."""
+    for mark in item.iter_markers("slow_except"):
+        if item.callspec.id not in mark.args:  # type: ignore[attr-defined]
+            item.add_marker("slow")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays, so that no search for garbage looks at its half a million objects."""

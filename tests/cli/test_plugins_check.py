@@ -170,6 +170,7 @@ update = Component("Learns.", Options, "acme_learners:Update")
 )
 
 
+@pytest.mark.slow
 def test_an_algorithm_is_held_to_its_contract(install):
     install("acme", {"rlhf.algorithms": {"update": "acme_learners:update"}}, {"acme_learners": LEARNERS})
     fine, update = probe([discover("algorithms")[name] for name in ("rloo", "update")], whole=True)

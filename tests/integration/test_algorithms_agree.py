@@ -1,13 +1,12 @@
 """The same run file but one word, for two processes or detached on Ray: equal metrics for every algorithm.
 
 Each advantage estimator, policy loss, KL estimator and weight is in one of them. `make test` has an update of each on
-ranks that are threads; the runs of most are slow.
+ranks that are threads; the runs are slow.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +18,21 @@ from one_update import one_update
 from running import Forked, ranks, run_all
 
 TIMED = ("time/", "tokens_per_second/", "memory/", "reward_calls/")
-QUICK = ("grpo", "sft", "reward-model")
-"""One of each kind, in `make test`: rollouts of groups, a dataset with answers to judge, a head of its own."""
-PLACEMENTS = [
-    pytest.param(deployment, rel, abs_, name, marks=() if name in quick else pytest.mark.slow)
-    for deployment, rel, abs_, quick in (("ray", 1e-6, 1e-6, ()), ("ddp", 2e-4, 2e-5, QUICK))
-    for name in ALGORITHMS
-]
-OTHERS = [name for name in ALGORITHMS if name not in QUICK]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quick runs."""
-    out = tmp_path_factory.mktemp("runs")
+    """In one process, and as two ranks as a launcher starts them, at the same time."""
+    out, names = tmp_path_factory.mktemp("runs"), list(ALGORITHMS)
     algorithm_runs.write_data(out / "data.jsonl")
-    make_local_runs(out, QUICK)
+    run_all(
+        Forked(make_runs, out, "single", names), *(Forked(make_runs, out, "ddp", names, env=each) for each in ranks(2))
+    )
     return out
 
 
 @pytest.fixture(scope="module")
-def other_runs(runs: Path) -> None:
-    make_local_runs(runs, OTHERS)
-
-
-def make_local_runs(out: Path, names: Sequence[str]) -> None:
-    """In one process, and as two ranks as a launcher starts them, at the same time."""
-    run_all(
-        Forked(make_runs, out, "single", names), *(Forked(make_runs, out, "ddp", names, env=each) for each in ranks(2))
-    )
-
-
-@pytest.fixture(scope="module")
-def detached(runs: Path, other_runs: None, ray_worker_source: None) -> None:
+def detached(runs: Path, ray_worker_source: None) -> None:
     run_all(Forked(make_runs, runs, "ray", list(ALGORITHMS)))
 
 
@@ -72,14 +53,14 @@ def test_ranks_update_as_one(name: str) -> None:
         assert told == pytest.approx(metrics, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(("deployment", "rel", "abs_", "name"), PLACEMENTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("deployment", "rel", "abs_"), [("ray", 1e-6, 1e-6), ("ddp", 2e-4, 2e-5)])
 def test_every_placement_trains_as_one_process(
     runs: Path, deployment: str, rel: float, abs_: float, name: str, request: pytest.FixtureRequest
 ) -> None:
     if deployment == "ray":
         request.getfixturevalue("detached")
-    elif name in OTHERS:
-        request.getfixturevalue("other_runs")
     one, other = lines(runs / f"{name}-single"), lines(runs / f"{name}-{deployment}")
     assert len(one) == len(other) > 0
     for ours, theirs in zip(other, one, strict=True):
@@ -91,15 +72,13 @@ def test_every_placement_trains_as_one_process(
             assert ours[key] == pytest.approx(value, rel=rel, abs=abs_), (ours["step"], key)
 
 
-@pytest.mark.parametrize("deployment", ["single", "ddp", pytest.param("ray", marks=pytest.mark.slow)])
-def test_held_out_prompts_are_answered(runs: Path, deployment: str, request: pytest.FixtureRequest) -> None:
-    if deployment == "ray":
-        request.getfixturevalue("detached")
+@pytest.mark.slow
+@pytest.mark.parametrize("deployment", algorithm_runs.DEPLOYMENTS)
+def test_held_out_prompts_are_answered(runs: Path, detached: None, deployment: str) -> None:
     assert "eval/score" in lines(runs / f"sft-{deployment}")[-1]
 
 
-@pytest.mark.parametrize("name", ["sft", pytest.param("dpo", marks=pytest.mark.slow), "reward-model"])
-def test_held_out_records_are_measured(runs: Path, name: str, request: pytest.FixtureRequest) -> None:
-    if name in OTHERS:
-        request.getfixturevalue("other_runs")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward-model"])
+def test_held_out_records_are_measured(runs: Path, name: str) -> None:
     assert "eval/loss/policy" in lines(runs / f"{name}-ddp")[-1]

@@ -27,21 +27,13 @@ from rlhf_strategies import DeferredFiles
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 PROCESSES = ["torch-ddp", "fsdp", "gemini"]
-QUICK = ["fsdp"]
-"""Its checkpoint is in parts of each rank."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("background")
-    run_all(Forked(make_pairs, out, ["single"]), *(Forked(make_pairs, out, QUICK, env=each) for each in ranks(2)))
+    run_all(Forked(make_pairs, out, ["single"]), *(Forked(make_pairs, out, PROCESSES, env=each) for each in ranks(2)))
     return out
-
-
-@pytest.fixture(scope="module")
-def other_runs(runs: Path) -> None:
-    names = [name for name in PROCESSES if name not in QUICK]
-    run_all(*(Forked(make_pairs, runs, names, env=each) for each in ranks(2)))
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:
@@ -58,12 +50,9 @@ def tensors(checkpoint: Path) -> dict[str, bytes]:
     return {str(path.relative_to(checkpoint)): path.read_bytes() for path in checkpoint.rglob("*.safetensors")}
 
 
-@pytest.mark.parametrize(
-    "name", ["single", *(pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PROCESSES)]
-)
-def test_checkpoints_have_the_same_content(runs: Path, name: str, request: pytest.FixtureRequest) -> None:
-    if name != "single" and name not in QUICK:
-        request.getfixturevalue("other_runs")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["single", *PROCESSES])
+def test_checkpoints_have_the_same_content(runs: Path, name: str) -> None:
     at_once, background = runs / f"{name}-False", runs / f"{name}-True"
     assert untimed(background) == untimed(at_once)
     assert steps(background) == steps(at_once)
@@ -76,6 +65,7 @@ def test_checkpoints_have_the_same_content(runs: Path, name: str, request: pytes
         assert states[0] == states[1]
 
 
+@pytest.mark.slow
 def test_a_resume_repeats_the_run(runs: Path, tmp_path: Path) -> None:
     first = min(steps(runs / "single-True")[1:], key=lambda name: int(name.removeprefix("step-")))
     shutil.copytree(runs / "single-True", tmp_path / "run")
@@ -84,7 +74,8 @@ def test_a_resume_repeats_the_run(runs: Path, tmp_path: Path) -> None:
     assert samples(tmp_path / "run") == samples(runs / "single-True")
 
 
-@pytest.mark.parametrize("hold_at", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("hold_at", [1, 2])
 def test_a_kill_in_the_middle_leaves_the_one_before(runs: Path, tmp_path: Path, hold_at: int) -> None:
     run, held = tmp_path / "run", tmp_path / "held"
     process = Forked(train_held, run, held, hold_at)
@@ -116,7 +107,9 @@ def with_episodes(episodes: int, every: int) -> dict[str, Any]:
         (3, "step-9: the disk is full. The model after update 12 is written"),
         (4, "step-12: the disk is full. The model is written"),
     ],
+    ids=["at the next episode", "at the end"],
 )
+@pytest.mark.slow_except("at the next episode")
 def test_a_full_disk_fails_the_run_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, text: str
 ) -> None:

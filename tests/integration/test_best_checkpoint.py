@@ -22,6 +22,7 @@ def best_step(lines, better=max):
 
 
 @pytest.mark.parametrize(("kind", "better"), [("highest", max), ("lowest", min)])
+@pytest.mark.slow_except("highest-max")
 def test_the_best_stands_beside_the_newest(tmp_path, kind, better):
     changes = {**BASE, "checkpoint": {**BASE["checkpoint"], "best_is": kind}}
     result = start(changes, tmp_path / "run")

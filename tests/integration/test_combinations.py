@@ -84,7 +84,7 @@ PAIRWISE = [
     Combination("gemini", "sft", "no", "local", "no", "http"),
 ]
 QUICK = [
-    each if each.strategy == "single" else each._replace(transport="local")
+    each if each.strategy == "single" else each._replace(transport="local", engine="hf")
     for each in PAIRWISE
     if each.strategy != "torch-ddp"
 ]
@@ -101,9 +101,8 @@ def _pairs(combination: Combination) -> set[Pair]:
 
 def test_every_pair_of_values_is_tried() -> None:
     assert tuple(COLUMNS) == Combination._fields
-    local = [each for each in EVERY if each.strategy != "torch-ddp" and each.transport == "local"]
-    detached = [each for each in QUICK if each.transport == "ray"]
-    for tried, asked in ((PAIRWISE, EVERY), (QUICK, local + detached)):
+    plain = [each for each in EVERY if each.strategy != "torch-ddp" and each[3:] == ("local", each.resume, "hf")]
+    for tried, asked in ((PAIRWISE, EVERY), (QUICK, plain + [each for each in QUICK if each.strategy == "single"])):
         assert set().union(*map(_pairs, tried)) == set().union(*map(_pairs, asked))
 
 

@@ -92,9 +92,8 @@ def test_a_paused_run_waits_and_goes_on_unchanged(tmp_path):
 
 
 @pytest.mark.usefixtures("no_plots", "sighup_not_ignored")
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGHUP))]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
 def test_a_paused_run_hears_a_signal(tmp_path, number):
     """It goes on to the end of the episode, and a resume makes what an untouched run makes."""
     straight = start(BASE, tmp_path / "straight")

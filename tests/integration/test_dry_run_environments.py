@@ -66,9 +66,11 @@ def test_a_right_one_is_asked_once(dry_run, tmp_path, isolate):
         ("Run", {}, r"raised AttributeError: .*nothing.*game.py, line 18"),
         ("Run", {"isolate": True}, "AttributeError"),
         ("Early", {}, "reset raised KeyError: 'level'"),
-        pytest.param("Hangs", {"isolate": True, "timeout_seconds": 2.0}, "2 s", marks=pytest.mark.slow),
+        ("Hangs", {"isolate": True, "timeout_seconds": 2.0}, "2 s"),
     ],
+    ids=["later", "isolated", "at once", "hangs"],
 )
+@pytest.mark.slow_except("later", "isolated", "at once")
 def test_an_error_is_found_before_anything_is_sampled(dry_run, name, options, problem):
     with pytest.raises(EpisodeError, match=problem):
         dry_run(name, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,41 +14,20 @@ from rlhf_core import train
 from rlhf_core.errors import RlhfError
 
 EXACT = 1e-5
-QUICK = ("ppo", "grpo-branches", "several")
-"""In `make test`: a critic, branches in groups, and environments of both kinds in one run."""
-EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RUNS]
 
 
 @pytest.fixture(scope="module")
 def local_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quick runs."""
-    out = tmp_path_factory.mktemp("runs")
-    make_local_runs(out, QUICK)
+    """In one process, and in two as a launcher starts them."""
+    out, names = tmp_path_factory.mktemp("runs"), list(RUNS)
+    run_all(
+        Forked(make_runs, out, "single", names), *(Forked(make_runs, out, "ddp", names, env=each) for each in ranks(2))
+    )
     return out
 
 
 @pytest.fixture(scope="module")
-def other_runs(local_runs: Path) -> None:
-    make_local_runs(local_runs, [name for name in RUNS if name not in QUICK])
-
-
-def make_local_runs(out: Path, names: Sequence[str]) -> None:
-    """In one process, and in two as a launcher starts them."""
-    run_all(
-        Forked(make_runs, out, "single", names), *(Forked(make_runs, out, "ddp", names, env=each) for each in ranks(2))
-    )
-
-
-@pytest.fixture
-def runs_of(local_runs: Path, name: str, request: pytest.FixtureRequest) -> Path:
-    """The folder with the local runs of this name."""
-    if name not in QUICK:
-        request.getfixturevalue("other_runs")
-    return local_runs
-
-
-@pytest.fixture(scope="module")
-def ray_runs(local_runs: Path, other_runs: None, ray_worker_source: None) -> Path:
+def ray_runs(local_runs: Path, ray_worker_source: None) -> Path:
     """The same on Ray with two makers, and one more in which a maker is killed."""
     run_all(Forked(make_runs, local_runs, "ray", env={**os.environ, "OMP_NUM_THREADS": "1"}))
     return local_runs
@@ -65,12 +43,14 @@ def assert_equal(one: Path, other: Path) -> None:
                 assert mine[key] == pytest.approx(value, rel=EXACT, abs=EXACT), (mine["step"], key)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_two_processes_train_as_one(runs_of: Path, name: str) -> None:
-    assert_equal(runs_of / f"{name}-ddp", runs_of / f"{name}-single")
-    assert_same_samples(runs_of / f"{name}-ddp", runs_of / f"{name}-single")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_as_one(local_runs: Path, name: str) -> None:
+    assert_equal(local_runs / f"{name}-ddp", local_runs / f"{name}-single")
+    assert_same_samples(local_runs / f"{name}-ddp", local_runs / f"{name}-single")
 
 
+@pytest.mark.slow
 def test_a_process_for_the_environment_changes_nothing(local_runs: Path) -> None:
     assert metrics(local_runs / "isolated-single") == metrics(local_runs / "grpo-branches-single")
     assert samples(local_runs / "isolated-single") == samples(local_runs / "grpo-branches-single")
@@ -106,14 +86,16 @@ def assert_same_samples(one: Path, other: Path) -> None:
     assert len({(line["sample_id"], line["branch"]) for line in samples(one)}) == len(samples(one))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_the_trainer_computes_the_log_probs_the_engine_sampled_with(runs_of: Path, name: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_the_trainer_computes_the_log_probs_the_engine_sampled_with(local_runs: Path, name: str) -> None:
     for deployment in ("single", "ddp"):
-        found = [line["rollout/logprob_gap_max"] for line in metrics(runs_of / f"{name}-{deployment}")]
+        found = [line["rollout/logprob_gap_max"] for line in metrics(local_runs / f"{name}-{deployment}")]
         assert found
         assert max(found) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_is_measured(local_runs: Path) -> None:
     first = metrics(local_runs / "grpo-branches-single")[0]
     assert 1 < first["environment/branches"] < 2
@@ -136,10 +118,8 @@ class StopAfterFirst:
 
 
 @pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize(
-    "name",
-    ["several", "guess-number", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "grpo-branches"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["several", "guess-number", "ppo", "grpo-branches"])
 def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path, name: str) -> None:
     game = {"environment": {"name": "guess-number", "max_turns": 4}} if name == "guess-number" else {}
     saved = {"checkpoint": {"every_episodes": 1}, "eval": {"every_episodes": 2, "num_prompts": 4}}

@@ -12,6 +12,7 @@ REWARDS = [{"name": "length", "target_tokens": 2}]
 
 
 @pytest.mark.usefixtures("no_plots")
+@pytest.mark.slow
 def test_both_at_once_leave_the_greedy_score_and_the_training_as_they_are(tmp_path):
     def run(name, **evaluation):
         changes = {"train": TRAIN, "rewards": REWARDS, "eval": {"every_episodes": 1, "num_prompts": 8, **evaluation}}

@@ -31,6 +31,7 @@ def test_it_trains_at_the_rates_of_its_schedule(tmp_path):
     assert found == pytest.approx([1e-3] * 5 + [0.75e-3, 0.5e-3, 0.25e-3])
 
 
+@pytest.mark.slow
 def test_it_continues_after_a_resume_bit_for_bit(tmp_path):
     straight = start(RUN, tmp_path / "straight").run_folder
     start(HALF, tmp_path / "run")

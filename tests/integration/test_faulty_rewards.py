@@ -30,10 +30,7 @@ SCORES = {
     "strings": ({}, "returned an invalid score: 'good' (str) is not a number"),
 }
 FAULTS = CALLS | SCORES
-QUICK = ("hangs", "segfaults", "nan")
-"""One of each kind in `make test`: in this process, in its own, and in single scores. `test_scorer.py` and
-`test_isolated_rewards.py` have every fault."""
-EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAULTS]
+"""`test_scorer.py` and `test_isolated_rewards.py` have every fault in `make test`."""
 
 
 def run_file(name, policy, **changes):
@@ -49,7 +46,8 @@ def check_folder(folder, episodes):
     assert kept == [f"step-{2 * (episode + 1)}" for episode in range(episodes)]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.slow_except("segfaults", "nan")
+@pytest.mark.parametrize("name", FAULTS)
 def test_the_run_ends_by_name_with_what_was_done_and_goes_on_with_the_reward_mended(tmp_path, name):
     policy, said = FAULTS[name]
     with pytest.raises(RewardError) as caught:
@@ -64,7 +62,8 @@ def test_the_run_ends_by_name_with_what_was_done_and_goes_on_with_the_reward_men
     check_folder(tmp_path / "run", episodes=2)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.slow_except("hangs")
+@pytest.mark.parametrize("name", FAULTS)
 def test_the_run_survives_where_failures_score_0(tmp_path, name):
     policy, _ = FAULTS[name]
     result = start(run_file(name, policy | {"on_failure": "zero"}), tmp_path / "run")
@@ -81,7 +80,8 @@ def test_the_run_survives_where_failures_score_0(tmp_path, name):
     assert not [key for line in result.metrics[::2] for key in line if key.startswith("reward_calls/")]
 
 
-@pytest.mark.parametrize("name", [each for each in EVERY if each.values[0] in SCORES])
+@pytest.mark.slow_except("nan")
+@pytest.mark.parametrize("name", SCORES)
 def test_samples_without_a_score_may_be_left_out(tmp_path, name):
     result = start(run_file(name, {"on_failure": "drop"}), tmp_path / "run")
     assert result.summary["status"] == "done"

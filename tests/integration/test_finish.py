@@ -49,6 +49,7 @@ def test_a_resume_of_it_has_nothing_to_do(tmp_path, capsys, own_logger):
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.jsonl")} == before
 
 
+@pytest.mark.slow
 def test_a_resume_with_another_bound_goes_on(tmp_path):
     straight = start(BASE, tmp_path / "straight")
     start({**BASE, "hooks": AT_ONCE}, tmp_path / "run")

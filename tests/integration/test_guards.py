@@ -68,6 +68,7 @@ def test_a_rollback_without_a_smaller_rate_repeats_the_run_exactly(tmp_path):
         assert rolled.summary["rollbacks"] == 1
 
 
+@pytest.mark.slow
 def test_a_resume_after_a_rollback_keeps_the_smaller_rate(tmp_path):
     whole = start(BASE, tmp_path / "whole", hooks=[Ask("rollback", 5)])
     with pytest.raises(RlhfError, match="stopped by the test"):

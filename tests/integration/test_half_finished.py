@@ -75,7 +75,8 @@ def check(run: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Remembers", "Ten"])
-@pytest.mark.parametrize("after", [NUM_STEPS // 2 + 3, pytest.param(NUM_STEPS * 5 // 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("after", [NUM_STEPS // 2 + 3, NUM_STEPS * 5 // 2])
+@pytest.mark.slow_except("43-Remembers")
 def test_a_failed_run_continues(
     kind: str, after: int, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,8 +110,9 @@ def acme(install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("strategy", "num_processes", "enters"),
-    [pytest.param("torch-ddp", 2, False, marks=pytest.mark.slow), ("reversed-ddp", 1, True), ("reversed-ddp", 2, True)],
+    [("torch-ddp", 2, False), ("reversed-ddp", 1, True), ("reversed-ddp", 2, True)],
 )
+@pytest.mark.slow_except("reversed-ddp-1-True")
 def test_units_and_passes_of_a_plugin_train_alike(
     tmp_path: Path, strategy: str, num_processes: int, enters: bool
 ) -> None:
@@ -142,6 +143,7 @@ def graded(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     ],
 )
 @pytest.mark.usefixtures("ray_worker_source")
+@pytest.mark.slow_except("changes0-1", "changes1-1")
 def test_columns_of_an_environment_reach_the_loss(tmp_path: Path, changes: dict[str, Any], num_processes: int) -> None:
     from quick_ray import quick_workers
 

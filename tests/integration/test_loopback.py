@@ -76,6 +76,7 @@ def test_a_run_of_one_process_listens_nowhere(tmp_path):
     assert seen == {}
 
 
+@pytest.mark.slow
 def test_a_reward_server_listens_on_loopback_only(tmp_path):
     log = tmp_path / "log"
     with log.open("wb") as output:

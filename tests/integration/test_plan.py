@@ -27,6 +27,7 @@ def plan(run, *flags):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_run_is_what_the_plan_said(tmp_path, model):
     run = write_run(tmp_path, {"model": {"path": model, "device": "cpu"}, "train": TRAIN})
     said = plan(run)

@@ -108,6 +108,7 @@ def test_the_column_reaches_the_loss_after_a_resume(tmp_path):
     assert all(line["acme/gap"] < 1e-6 for line in resumed)
 
 
+@pytest.mark.slow
 def test_the_column_reaches_the_loss_of_two_processes(tmp_path):
     one = metrics(start(RUN, tmp_path / "one").run_folder)
     two = metrics(start({**RUN, "strategy": "torch-ddp"}, tmp_path / "two", num_processes=2).run_folder)

@@ -10,8 +10,6 @@ from quick_ray import quick_workers
 from running import run_to_end
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "seed"
-# PPO in one process. The others are parts of it or detached, and have tests of their own (`rlhf_ppo` and `rlhf_ray`).
-QUICK = ("ppo_trainer",)
 
 
 def run_script(script: str) -> None:
@@ -22,13 +20,8 @@ def run_script(script: str) -> None:
 
 @pytest.mark.usefixtures("ray_worker_source")
 @pytest.mark.timeout(900)  # they start Ray and up to four actors; on a machine with other work that takes long
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
-        for path in sorted(FOLDER.glob("*.py"))
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_it_runs(script: Path, tmp_path: Path) -> None:
     done = run_to_end(run_script, str(script), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

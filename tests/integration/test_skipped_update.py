@@ -80,6 +80,7 @@ def seen(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.slow
 def test_every_process_skips_or_none(seen, name):
     for rank in range(2):
         full, nothing, half, after = seen[rank][name]

@@ -51,7 +51,8 @@ def command(capsys, *arguments, code=0):
 # The folder's own config
 
 
-@pytest.mark.parametrize("is_named", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.slow_except("True")
 def test_a_resume_without_a_run_file_takes_the_folders_own(tmp_path, capsys, monkeypatch, is_named):
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path, EACH)
@@ -127,6 +128,7 @@ def test_another_model_and_other_records_under_the_same_name_are_refused(tmp_pat
         start({**run, "prompts": {"name": "jsonl", "path": str(moved)}}, tmp_path / "run", resume="auto")
 
 
+@pytest.mark.slow
 def test_the_quickstarts_folder_may_be_moved(tmp_path, capsys):
     warm = tiny_run({"algorithm": {"name": "sft"}, "rewards": None, "train": {"samples_per_prompt": 1}})
     run_quickstart(warm, tiny_run(EACH), output=tmp_path / "run")
@@ -138,6 +140,7 @@ def test_the_quickstarts_folder_may_be_moved(tmp_path, capsys):
 # Ended before the first checkpoint
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path, capsys):
     stopped({**EACH, "checkpoint": {"every_episodes": None}}, tmp_path / "run", 1)
     (tmp_path / "run/checkpoints/.partial-step-2").mkdir(parents=True)
@@ -236,9 +239,8 @@ def test_a_run_that_ended_in_its_first_moment_has_no_config_whose_code_would_not
 # What the checkpoint counts
 
 
-@pytest.mark.parametrize(
-    "left", [pytest.param(None, marks=pytest.mark.slow), pytest.param(0, marks=pytest.mark.slow), 5]
-)
+@pytest.mark.parametrize("left", [None, 0, 5])
+@pytest.mark.slow_except("5")
 def test_samples_that_were_removed_are_noticed(tmp_path, left):
     folder = tmp_path / "run"
     stopped({**EACH, "train": {**TRAIN, "episodes": 3}}, folder, 2)
@@ -261,6 +263,7 @@ def test_a_line_missing_amid_the_metrics_is_noticed(tmp_path):
         start(EACH, tmp_path / "run", resume="auto")
 
 
+@pytest.mark.slow
 def test_the_best_follows_a_fall_back(tmp_path):
     """The checkpoint fallen back to knows a best one that has made room for the damaged one."""
     reward = tmp_path / "reward.py"

@@ -16,6 +16,7 @@ def sweep(*arguments: object) -> None:
     runpy.run_path(str(SCRIPT))["main"]([str(each) for each in arguments])
 
 
+@pytest.mark.slow
 def test_every_combination_is_trained_once_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"episodes": 1, "prompts_per_episode": 2, "samples_per_prompt": 2, "train_batch_size": 4}
     changes = {"train": sizes, "rewards": [{"name": "length", "target_tokens": 4}]}

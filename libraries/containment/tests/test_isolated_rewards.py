@@ -124,7 +124,8 @@ def test_answers_that_fail_alone_are_asked_once_of_each_state(isolated):
     assert scorer.take_metrics()["reward_calls/r/dropped"] == 2
 
 
-@pytest.mark.parametrize("name", [pytest.param("hangs", marks=pytest.mark.slow), "hangs_with_the_lock_held"])
+@pytest.mark.parametrize("name", ["hangs", "hangs_with_the_lock_held"])
+@pytest.mark.slow
 def test_one_that_hangs_is_ended(isolated, name):
     assert isolated(name, timeout_seconds=0.5, on_failure="drop")[0] == [None] * 4
     line = rf"faulty_rewards.py:\d+ in {name}, at sample 0"

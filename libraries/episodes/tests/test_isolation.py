@@ -155,14 +155,9 @@ HARM = {
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("Faulty", "os._exit"),
-        ("FaultyInLoop", "lock"),
-        *(pytest.param("Faulty", fault, marks=pytest.mark.slow) for fault in HARM if fault != "os._exit"),
-        pytest.param("FaultyInLoop", "os._exit", marks=pytest.mark.slow),
-    ],
+    ("name", "fault"), [*(("Faulty", fault) for fault in HARM), ("FaultyInLoop", "os._exit"), ("FaultyInLoop", "lock")]
 )
+@pytest.mark.slow_except("Faulty-os._exit", "FaultyInLoop-lock")
 def test_one_that_does_harm_fails_alone(name, fault, caplog):
     """The others are made again: none is lost, and their rewards and tokens are what they would have been."""
     well = play(section("Faulty", isolate=False))
@@ -208,19 +203,22 @@ def test_so_does_a_tool_that_is_given_what_a_model_wrote(tmp_path, caplog):
     assert "sample 1: tool match did not return within 1 s" in caplog.text
 
 
-@pytest.mark.parametrize("fault", ["os._exit", pytest.param("lock", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["os._exit", "lock"])
+@pytest.mark.slow_except("os._exit")
 def test_it_ends_the_run_where_the_policy_says_so(fault):
     with pytest.raises(EpisodeError, match=HARM[fault]) as raised:
         play(section("Faulty", isolate=True, timeout_seconds=1.0), answer=fault)
     assert raised.value.where == "environment Faulty, sample 1"
 
 
+@pytest.mark.slow
 def test_a_retry_may_go_well(tmp_path):
     options = {"retries": 1, "flag": str(tmp_path / "once")}
     found = play(section("Faulty", isolate=True, **options), answer="os._exit")
     assert [each.reward for each in found] == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_where_several_run_each_is_played_alone(caplog):
     """Sample 0 holds the lock while others sleep: nobody can tell whose fault it is, and only one of them fails."""
     found = play(section("Wanders", isolate=True, on_failure="zero", timeout_seconds=1.0), samples=3)
@@ -303,20 +301,12 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
             "environment Counts",
             "when a child process imported it, it ended its process with exit code 5",
         ),
-        pytest.param(
-            "kept = bytearray(b'x') * 500_000_000; time.sleep(600)",
-            "environment Counts",
-            "it took .* bytes of memory",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "while True: print('x' * 1_000_000)",
-            "environment Counts",
-            "it printed more than 8,388,608 bytes",
-            marks=pytest.mark.slow,
-        ),
+        ("kept = bytearray(b'x') * 500_000_000; time.sleep(600)", "environment Counts", "it took .* bytes of memory"),
+        ("while True: print('x' * 1_000_000)", "environment Counts", "it printed more than 8,388,608 bytes"),
     ],
+    ids=["raises", "exits", "memory", "output"],
 )
+@pytest.mark.slow_except("raises", "exits")
 def test_a_module_that_does_harm_when_it_is_imported_ends_the_run_by_name(tmp_path, code, where, told):
     file = tmp_path / "game.py"
     file.write_text(FILE.read_text())

@@ -82,6 +82,7 @@ def test_what_is_no_list_of_plain_calls_is_unreadable(listed):
     assert call.error is not None
 
 
+@pytest.mark.slow
 def test_a_text_that_takes_too_long_ends_its_process_and_the_next_reply_is_read():
     parser = ResponseParser(timeout_seconds=1.0)
     fields = {"content": {"content": "text"}, "slow": {"open_pattern": "(a|aa)+$", "content": "text"}}

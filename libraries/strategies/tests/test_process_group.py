@@ -124,6 +124,7 @@ def test_a_stopped_one_is_named_and_not_waited_for(stopped):
             process.communicate()
 
 
+@pytest.mark.slow
 def test_a_process_that_has_left_may_end_at_once():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(ENDS)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
+import pytest
 from plugin_tests import run_pytest
 
 PLUGINS = '''
@@ -111,6 +112,7 @@ FOUND_BY = {
 FAULTS = "".join(f'\nclass Test{name}(EnvironmentContract):\n    plugin = "bad-{name.lower()}"\n' for name in FOUND_BY)
 
 
+@pytest.mark.slow
 def test_faults_are_found_and_named(install, tmp_path):
     names = re.findall(r"^class (\w+)", PLUGINS, flags=re.MULTILINE)
     targets = {"rlhf.environments": {f"bad-{name.lower()}": f"bad_games:{name}" for name in names}}

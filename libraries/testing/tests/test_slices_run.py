@@ -318,6 +318,7 @@ def test_flaky():
 }
 
 
+@pytest.mark.slow
 def test_slices_of_a_tiny_project(
     project: Callable[..., list[str]],
     tmp_path: Path,

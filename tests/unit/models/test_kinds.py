@@ -88,6 +88,7 @@ def test_a_resume_without_the_owner_says_what_to_install(tmp_path, capsys):
     assert "pip install acme==1.2.3" in told
 
 
+@pytest.mark.slow
 def test_the_command_knows_the_kinds(other, capsys):
     other()
     assert run(["plugins", "show", "models/other"]) == 0

@@ -40,6 +40,7 @@ def run_of(teacher: str, options: dict[str, Any] | None = None, **changes: Any) 
 @pytest.mark.parametrize(
     ("options", "key"), [({"top_k": 6}, "loss/distill"), ({}, "distill/reverse_kl")], ids=["top_k", "sampled"]
 )
+@pytest.mark.slow_except("top_k-full", "sampled-full")
 def test_the_policy_comes_closer(
     teacher: str, tmp_path: Path, options: dict[str, Any], key: str, lora: dict[str, Any] | None
 ) -> None:

@@ -66,6 +66,7 @@ def test_two_processes_refresh_and_resume_as_one(strategy: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mix", [1.0, 0.4])
+@pytest.mark.slow_except("0.4")
 def test_a_resume_restores_the_reference(mix: float, tmp_path: Path) -> None:
     """Stopped between two refreshes, when the reference is neither the start policy nor the newest one."""
     algorithm = {"name": "grpo", "reference_every": 2, "reference_mix": mix}

@@ -87,7 +87,8 @@ def stepped_lines(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("lora", [None, pytest.param({"r": 4}, marks=pytest.mark.slow)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.slow_except("full")
 def test_it_is_learnt_and_read_by_the_reward(tmp_path: Path, lora: Any) -> None:
     run = {
         "model": {"path": "builtin:tiny-digits", "device": "cpu", "lora": lora},

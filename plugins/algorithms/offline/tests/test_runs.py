@@ -29,6 +29,7 @@ def test_sft(run_file: Any, tmp_path: Path, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.slow_except("full")
 def test_dpo(run_file: Any, tmp_path: Path, lora: Any) -> None:
     run = run_file({"name": "dpo"}, model={"path": "builtin:tiny-digits", "device": "cpu", "lora": lora})
     result = train(run, output=tmp_path / "run")
@@ -39,7 +40,8 @@ def test_dpo(run_file: Any, tmp_path: Path, lora: Any) -> None:
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
 
 
-@pytest.mark.parametrize("lora", [None, pytest.param({"r": 4}, marks=pytest.mark.slow)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.slow_except("full")
 def test_a_reward_model_is_a_classifier_that_ranks_held_out_pairs(
     run_file: Any, lines: Path, tmp_path: Path, lora: Any
 ) -> None:
@@ -88,6 +90,7 @@ def test_records_held_out_in_a_file_of_their_own_are_measured(run_file: Any, lin
         train(run_file({"name": "dpo"}, eval=held_out), output=tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_dpo_resumes_exactly(run_file: Any, tmp_path: Path) -> None:
     """The reference is the start policy, also after a resume."""
     run = run_file({"name": "dpo"}, checkpoint={"every_episodes": 2, "keep": 5})

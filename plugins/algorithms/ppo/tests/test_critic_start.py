@@ -127,6 +127,7 @@ def test_only_the_critic_learns_while_it_warms_up(extra: dict[str, Any], tmp_pat
     assert len({line["kl/coef"] for line in warm}) == 1
 
 
+@pytest.mark.slow
 def test_a_resume_continues_the_warm_up(tmp_path: Path) -> None:
     whole = train(run_of({"critic_warmup_episodes": 2}), output=tmp_path / "whole")
     train(run_of({"critic_warmup_episodes": 2}, episodes=1), output=tmp_path / "part")

@@ -63,7 +63,8 @@ def test_a_lora_run_as_an_adapter_or_merged(tmp_path, capsys):
         torch.testing.assert_close(with_adapter(tokens).logits, merged(tokens).logits)
 
 
-@pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.slow_except("nf4")
 def test_a_quantized_run_is_merged_as_it_was_trained(kind, tmp_path, capsys):
     pytest.importorskip("bitsandbytes")
     model, tokenizer = builtin_model("builtin:tiny-digits", 0)

@@ -39,6 +39,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_uploaded_by_the_command_itself(tmp_path: Path, hub: Hub) -> None:
     start(RUN, tmp_path / "run")
     environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}

@@ -153,6 +153,7 @@ def test_secrets_of_the_run_file_are_not_shown(tmp_path: Path, make_run):
     assert "hidden-value" not in build_report([make_run(tmp_path / "run", episodes=1)]).read_text()
 
 
+@pytest.mark.slow
 def test_several_runs_are_compared(tmp_path: Path, make_run):
     folders = [make_run(tmp_path / name / "run", episodes=4, seed=seed) for seed, name in enumerate("ab")]
     page = build(*folders, output=tmp_path / "both" / "report.html")

@@ -190,6 +190,7 @@ def test_a_stream_names_the_choice_of_each_part(tool_model):
         assert parts[-1].finish_reason == choice.finish_reason
 
 
+@pytest.mark.slow
 def test_log_probs_of_a_chat(tool_model):
     async def work(client):
         asked = {"model": "mine", "messages": QUESTION, "temperature": 0.7, "seed": 2, "max_tokens": 6}

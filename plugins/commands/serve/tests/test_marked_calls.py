@@ -43,6 +43,7 @@ def parsers_are_collected():
     ("family", "kind"),
     [*(("lfm2", kind) for kind in CLIENTS), *((family, Chat) for family in REPLIES if family != "lfm2")],
 )
+@pytest.mark.slow_except("lfm2-Chat", "lfm2-Messages")
 def test_the_text_before_a_marked_call_is_the_content_and_the_result_continues_the_row(family, kind):
     tokenizer, options = settings(family)
 

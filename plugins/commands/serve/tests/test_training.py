@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from calling_agents import run_file
 
 from rlhf_core import train
@@ -11,6 +12,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_what_an_agent_does_is_trained_on(tmp_path, tool_model):
     result = train(run_file(tool_model), output=tmp_path / "run")
     metrics, samples = lines(tmp_path / "run/metrics.jsonl"), lines(tmp_path / "run/samples.jsonl")

@@ -125,6 +125,7 @@ def test_waiting_prompts_are_passed_many_at_once_where_the_cache_has_room(endles
     assert (batch._model.num_slots, batch._num_ahead) == (16, 8)
 
 
+@pytest.mark.slow
 def test_slots_and_cache_are_bounded(endless_engine, requests):
     made = endless_engine(max_batch_size=64, max_cache_tokens=640)
     asked = requests(30)

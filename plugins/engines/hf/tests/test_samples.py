@@ -15,19 +15,9 @@ SAMPLINGS = {
 PATHS = {"llama": "slots", "gpt2": "slots", "mistral-window": "padded", "mamba": "equal"}
 
 
-@pytest.mark.parametrize(
-    ("family", "sampling"),
-    [
-        pytest.param(
-            family,
-            sampling,
-            id=f"{family}-{name}",
-            marks=() if name == "truncated" else pytest.mark.slow,
-        )
-        for family in ("llama", "mistral-window", "mamba")
-        for name, sampling in SAMPLINGS.items()
-    ],
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "mamba"])
+@pytest.mark.slow_except("llama-truncated")
 def test_batch_size_and_order_do_not_matter(family, sampling, model, engine, requests, collect):
     module, asked = model(family), requests(64, same=2)
     whole = collect(engine(module), asked, sampling)
@@ -90,6 +80,7 @@ def test_frequencies_follow_the_distribution(model, engine, requests, collect):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "neox", "llama-eager", "mistral-window", "mamba"])
+@pytest.mark.slow_except("llama")
 def test_greedy_equals_transformers_generate(family, model, engine, requests, collect):
     module, asked = model(family), requests(12)
     answers = collect(engine(module, max_batch_size=5), asked, SamplingParams(max_new_tokens=24, greedy=True))

@@ -13,6 +13,7 @@ pytest.importorskip("llguidance")
 HOURS = Structure("json_schema", '{"type":"integer","multipleOf":99999989}')
 
 
+@pytest.mark.slow
 def test_a_structure_that_compiles_for_hours_is_refused_and_the_next_one_is_checked():
     with closing(StructureCheck(check_seconds=3.0)) as check:
         check.check(Structure("regex", "yes|no"), 300)

@@ -26,6 +26,7 @@ def gap(engine, module, answers, requests) -> float:
     return bench.gap_of(requests, answers, 1.0)
 
 
+@pytest.mark.slow_except("vllm")
 def test_a_restarted_server_gets_the_weights_again(server, module, make_engine, caplog):
     engine = make_engine(server, module)
     perturb(module, seed=1)
@@ -61,6 +62,7 @@ def test_a_restart_between_two_batches_is_noticed(server, module, make_engine):
 
 
 @pytest.mark.parametrize("server", ["vllm"], indirect=True)
+@pytest.mark.slow
 def test_a_server_that_stays_lost_is_an_error_with_its_address(server, module, make_engine):
     engine = make_engine(server, module, patience_seconds=0.5)
     list(engine.generate(make_requests(1), LONG))
@@ -137,6 +139,7 @@ def test_weights_of_another_run_are_an_error(base_folder, module, make_engine):
             list(engine.generate(make_requests(1), LONG))
 
 
+@pytest.mark.slow
 def test_each_engine_has_its_own_server(base_folder, module, tmp_path, make_engine):
     with generation_server("vllm", base_folder) as first, generation_server("vllm", base_folder) as second:
         urls = [first.url, second.url]
@@ -191,6 +194,7 @@ def test_files_hold_the_current_version_only(server, module, make_engine, tmp_pa
     assert [each.suffix for each in (tmp_path / "w").iterdir()] == [".lock"]
 
 
+@pytest.mark.slow
 def test_a_server_that_was_left_paused_goes_on(base_folder, module, make_engine):
     with generation_server("vllm", base_folder) as server:
         httpx.post(f"{server.url}/pause?mode=keep", json={}).raise_for_status()
@@ -199,6 +203,7 @@ def test_a_server_that_was_left_paused_goes_on(base_folder, module, make_engine)
 
 
 @pytest.mark.parametrize("server", ["vllm"], indirect=True)
+@pytest.mark.slow
 def test_a_diverged_policy_is_named(server, module, make_engine):
     engine = make_engine(server, module)
     list(engine.generate(make_requests(1), LONG))

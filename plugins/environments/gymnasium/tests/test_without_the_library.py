@@ -132,6 +132,7 @@ def test_an_environment_that_fails_is_closed(fake_library, tmp_path, monkeypatch
     assert fake_library.closed == closed + 1
 
 
+@pytest.mark.slow
 def test_an_environment_is_closed_once_its_step_no_longer_hangs(fake_library, tmp_path, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(fake_library, "step", lambda self, action: release.wait())

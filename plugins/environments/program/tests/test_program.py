@@ -108,7 +108,8 @@ def test_a_printed_score():
             play(score=["sh", "-c", said], score_is_printed=True)
 
 
-@pytest.mark.parametrize("check", ["sleep 60", pytest.param("sleep 60 & true", marks=pytest.mark.slow), "yes"])
+@pytest.mark.parametrize("check", ["sleep 60", "sleep 60 & true", "yes"])
+@pytest.mark.slow_except("yes")
 def test_a_score_that_exceeds_a_limit_is_zero(check):
     (played,) = play(score=["sh", "-c", check], score_seconds=2.0)
     assert (played.reward, metrics(played)["own/score_stopped"]) == (0.0, 1.0)
@@ -134,10 +135,8 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("processor", "memory") else ()) for name in FAILURES],
-)
+@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.slow_except("output", "child", "folder", "exit code")
 def test_a_program_that_fails_ends_its_episode_by_name(name):
     script, options, problem = FAILURES[name]
     options = {"command": ["sh", "-c", script], "score": ["true"], **options}

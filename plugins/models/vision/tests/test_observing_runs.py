@@ -69,6 +69,7 @@ def test_the_game_of_the_page_trains_on_what_the_policy_saw(played):
     assert names == set(picture_names(samples)) and len(names) == 4
 
 
+@pytest.mark.slow
 def test_an_isolated_environment_shows_the_same_images(played, tmp_path):
     isolated = play(tmp_path, isolate=True)
     for ours, theirs in zip(metrics_of(isolated), metrics_of(played), strict=True):

@@ -87,6 +87,7 @@ def test_no_pictures_are_kept_without_samples(tmp_path):
     assert not (tmp_path / "run" / "images").exists()
 
 
+@pytest.mark.slow
 def test_the_digest_covers_the_pictures(tmp_path):
     digests = []
     for seed in (0, 0, 1):
@@ -98,6 +99,7 @@ def test_the_digest_covers_the_pictures(tmp_path):
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_metrics(tmp_path):
     options = {**RUN, "train": {**TRAIN, "episodes": 3}, "checkpoint": {"every_episodes": 1}}
     train(options, output=tmp_path / "whole")
@@ -128,6 +130,7 @@ def test_combinations(tmp_path, changes):
     assert result.summary["status"] == "done"
 
 
+@pytest.mark.slow
 def test_the_warm_start_and_then_grpo_from_its_folder(tmp_path):
     sft = {**RUN, "algorithm": {"name": "sft"}, "train": {**TRAIN, "samples_per_prompt": 1}}
     train({name: value for name, value in sft.items() if name not in ("rewards", "engine")}, output=tmp_path / "sft")

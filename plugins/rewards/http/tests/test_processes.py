@@ -72,6 +72,7 @@ def test_a_server_that_is_killed_and_comes_back_is_survived(serve):
     assert second.stop(signal.SIGINT)[0] == 0
 
 
+@pytest.mark.slow
 def test_installed_rewards_options_and_tokens(serve):
     served = serve(
         "length", "--port", "0", "--option", "target_tokens=1", "--token-env", "T", env={"T": "t0ken"}

@@ -55,6 +55,7 @@ def test_math_equivalence_works_off_the_main_thread():
 
 
 @pytest.mark.parametrize("completion", [r"\boxed{10^{10^{10}}}", "$9^{9^{9^{9}}}$"])
+@pytest.mark.slow_except("$9^{9^{9^{9}}}$")
 def test_math_equivalence_does_not_hang_on_a_number_too_large_to_write(completion):
     selected = load("rewards", "math-equivalence")
     policy = RewardCallOptions(timeout_seconds=1.0, on_failure="zero")

@@ -58,6 +58,7 @@ def test_fp16_scales_its_loss_and_trains(name):
     assert norms == pytest.approx(alone["norms"], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_two_models_train_side_by_side(strategy):
     policy, critic = Training(strategy), Training(strategy, seed=3)
     for _ in range(2):

@@ -30,25 +30,9 @@ EXACT = ["ddp", "zero1", "zero2"]
 ROUNDED = ["zero1-bf16", "gemini", "gemini-half-sharded"]
 SPLITS = ["whole", "accumulated", "ragged", "two_forwards", "checkpointing"]
 CHAIN = ["gemini", "zero1-bf16", "zero1", "ddp"]
-SLOW = ["ddp-optimizers", "zero2", "gemini-half-sharded"]
 
-
-def cases(names):
-    return [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in names]
-
-
-class Seen(dict):
-    """What each case did; the slow ones are run when one of them is asked for."""
-
-    def __init__(self, folder):
-        self._folder = folder
-        super().__init__(run_strategies([each for each in CASES if each.name not in SLOW], 2, folder, load_chain=CHAIN))
-
-    def __missing__(self, name):
-        folder = self._folder / "slow"
-        folder.mkdir()
-        self.update(run_strategies([each for each in CASES if each.name in SLOW], 2, folder))
-        return self[name]
+pytestmark = pytest.mark.slow
+"""`test_strategies_agree.py` has it in `make test`."""
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +42,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seen(folder):
-    return Seen(folder)
+    """What each case did."""
+    return run_strategies(CASES, 2, folder, load_chain=CHAIN)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw-8bit"])
 def test_fifty_updates_of_an_optimizer_equal_those_of_one_process(seen, optimizer):
     alone, got = optimizer_updates_alone(optimizer), seen["ddp-optimizers"]["optimizers"][optimizer]
@@ -70,7 +54,7 @@ def test_fifty_updates_of_an_optimizer_equal_those_of_one_process(seen, optimize
     assert change_cosine(tiny_model(hidden_size=128).state_dict(), got["weights"], alone["weights"]) > 0.999
 
 
-@pytest.mark.parametrize("name", cases(EXACT))
+@pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_fp32_processes_train_as_one(seen, name, split):
     alone = train_alone(updates=3)
@@ -80,7 +64,7 @@ def test_two_fp32_processes_train_as_one(seen, name, split):
     assert largest_difference(got["weights"], alone["weights"]) < 1e-6
 
 
-@pytest.mark.parametrize("name", cases(ROUNDED))
+@pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_bf16_processes_train_nearly_as_one(seen, name, split):
     alone = train_alone(updates=3)
@@ -90,7 +74,7 @@ def test_two_bf16_processes_train_nearly_as_one(seen, name, split):
     assert change_cosine(tiny_model().state_dict(), got["weights"], alone["weights"]) > 0.95
 
 
-@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
 def test_norm_is_measured_without_clipping_too(seen, name):
     alone = train_alone(updates=2, max_grad_norm=None)
     got = seen[name]["unclipped"]
@@ -99,7 +83,7 @@ def test_norm_is_measured_without_clipping_too(seen, name):
         assert largest_difference(got["weights"], alone["weights"]) < 1e-6
 
 
-@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
 def test_lora_trains_adapters_only(seen, name):
     alone = train_alone(updates=2, lora=True)
     start = tiny_model(lora=True).state_dict()
@@ -113,7 +97,7 @@ def test_lora_trains_adapters_only(seen, name):
     assert all(frozen[key].equal(start[key].to(frozen[key].dtype)) for key in frozen)
 
 
-@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
 def test_shards_are_bounded_named_and_whole(seen, name):
     shards = seen[name]["shards"]
     start = tiny_model().state_dict()
@@ -125,7 +109,7 @@ def test_shards_are_bounded_named_and_whole(seen, name):
     assert largest_difference(shards["weights"], start) == 0.0  # fp32 digits, whatever the arithmetic
 
 
-@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
 def test_resumes_exactly(seen, name):
     resumed = seen[name]["resumed"]
     assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0
@@ -133,14 +117,14 @@ def test_resumes_exactly(seen, name):
     assert largest_difference(resumed["resumed"]["weights"], resumed["uninterrupted"]["weights"]) == 0.0
 
 
-@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
 def test_dropped_gradients_leave_no_trace(seen, name):
     dropped = seen[name]["dropped"]
     assert largest_difference(dropped["before"], dropped["after"]) == 0.0
     assert largest_difference(dropped["weights"], seen[name]["accumulated"]["weights"]) == 0.0
 
 
-@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
 def test_weights_loaded_in_16_bits_have_float32_masters(seen, name):
     start, alone = tiny_model(dtype="bfloat16").state_dict(), train_alone(updates=3, dtype="bfloat16", lr=TINY_RATE)
     got = seen[name]["sixteen_bits"]
@@ -150,7 +134,7 @@ def test_weights_loaded_in_16_bits_have_float32_masters(seen, name):
     assert largest_difference(got["resumed"]["weights"], got["uninterrupted"]["weights"]) == 0.0
 
 
-@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
 def test_one_broken_rank_refuses_the_step_everywhere(seen, name):
     diverged = seen[name]["diverged"]
     assert diverged["refused"] == [True, True]

@@ -28,9 +28,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fsdp")
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
     """What each case did, each from the model of the one before."""
-    folder = tmp_path_factory.mktemp("fsdp")
     return run_strategies([FSDP, KEEP, TENSOR], 2, folder, load_chain=["fsdp", "tensor", "keep"])
 
 
@@ -125,11 +129,11 @@ def test_another_layout_goes_on(seen, name):
     assert largest_difference(chain["loaded"], first["saved"]) == 0.0
 
 
-def test_single_continues_what_fsdp_saved(seen):
+def test_single_continues_what_fsdp_saved(seen, folder):
     strategy = SINGLE.make()
     strategy.setup()
     training = Training(strategy, seed=7)
-    training.load(seen["folder"] / "fsdp", done=2)
+    training.load(folder / "fsdp", done=2)
     losses = [training.update(micro_batch=8)[0] for _ in range(2)]
     assert losses == pytest.approx(seen["fsdp"]["resumed"]["uninterrupted"]["losses"], abs=1e-5)
     assert largest_difference(training.weights(), seen["fsdp"]["resumed"]["uninterrupted"]["weights"]) < 1e-6

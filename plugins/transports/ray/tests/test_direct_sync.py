@@ -161,7 +161,8 @@ def test_the_trainer_sends_once_and_makers_forward(run: Run, monkeypatch: pytest
     assert sync.report is not None and len(sent) == 2 * sync.report.num_chunks
 
 
-@pytest.mark.parametrize("fault", ["dies", pytest.param("hangs up", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["dies", "hangs up"])
+@pytest.mark.slow
 def test_makers_behind_a_broken_link_get_the_version_from_the_store(run: Run, fault: str) -> None:
     """`a` forwards to `b` and `c`, `b` to `d` and `e`."""
     sync, makers = run(a="", b=fault, c="", d="", e="")

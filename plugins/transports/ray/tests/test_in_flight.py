@@ -123,12 +123,16 @@ def test_other_work_with_the_models_comes_between_two_steps_too(
 
 
 def test_an_error_of_the_engine_reaches_every_caller(engine: Engine, shared: SharedEngine) -> None:
+    asked = threading.Event()
+
     def fails(step: int) -> None:
         if step == 5:
+            assert asked.wait(PATIENCE_SECONDS)
             raise RlhfError("out of memory", where="engine fake")
 
     engine.before = fails
     first, second = shared.generate([ask(30)], SAMPLING), shared.generate([ask(31)], SAMPLING)
+    asked.set()
     for each in (first, second):
         with pytest.raises(RlhfError, match="out of memory"):
             list(each)

@@ -65,6 +65,7 @@ def all_of(made: list[StoredGroup]) -> Any:
     return ray.put(len(made))
 
 
+@pytest.mark.slow
 def test_groups_go_to_the_takers_in_turn_over_all_sends() -> None:
     takers = [Taker(all_of), Taker(all_of)]
     feed = feed_to(*takers)

@@ -41,6 +41,7 @@ def start(stack: ExitStack, command: list[str]) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.slow
 def test_a_ray_and_what_it_started_are_ended_and_nothing_else(stack: ExitStack, tmp_path: Path) -> None:
     before = start(stack, SLEEP)
     root = start(stack, [sys.executable, "-I", "-S", "-c", PARENT, str(tmp_path / "pid")])

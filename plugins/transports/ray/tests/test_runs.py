@@ -59,9 +59,7 @@ def warm_run(run_file: Callable[..., dict[str, Any]], warm_start: str) -> Iterat
 
 @pytest.mark.slow
 def test_on_policy_it_is_the_local_run(
-    tmp_path: Path,
-    warm_run: Callable[..., dict[str, Any]],
-    check_samples: Callable[[Path], None],
+    tmp_path: Path, warm_run: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
 ) -> None:
     """Strictly on-policy, nothing that is learnt depends on where it was: values, noise, evaluation, order, prompts."""
 

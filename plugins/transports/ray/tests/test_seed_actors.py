@@ -131,6 +131,7 @@ def test_callbacks_of_the_seed_are_called_in_order(start: Callable[..., Any], tm
     assert (tmp_path / "calls").read_text().splitlines() == ["fit", *episodes, "end"]
 
 
+@pytest.mark.slow
 def test_a_shortfall_ends_the_fit_with_what_the_makers_said(start: Callable[..., Any]) -> None:
     trainer = start(MyTrainer, "trainer_0", ["maker_0", "maker_1"], train_batch_size=4)
     fit = trainer.fit.remote(total_steps=5, update_steps=5)

@@ -137,6 +137,7 @@ class Later(Coordinator):
         (self.late,) = late
 
 
+@pytest.mark.slow
 def test_in_a_run_who_comes_late_gets_it_too(start: Callable[..., dict[str, Any]]) -> None:
     makers = start(a="dies", b="takes", c="takes")
     settings = RayConfig(prompts_per_lease=1, max_staleness=0, lease_seconds=60, heartbeat_seconds=60)

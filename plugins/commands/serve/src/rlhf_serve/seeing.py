@@ -47,7 +47,7 @@ class SeeingEncoder:
         if any(each.tool_calls or each.role == "tool" for each in call.messages):
             raise CallRefused(400, _CODE, "messages: a conversation with images cannot contain tool calls")
         if not all(address.startswith("data:") for each in call.messages for _, address in each.images):
-            message = "messages: must have images in the request itself, as data: addresses with base64"
+            message = "messages: an image must be a data: URL with base64 in the request itself"
             raise CallRefused(400, _CODE, message)
         try:
             from rlhf_images import ImageLimits, ImageReader, read_images
