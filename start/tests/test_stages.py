@@ -63,6 +63,7 @@ def test_a_finished_warm_start_is_used_again(tmp_path):
     assert tree(tmp_path / "run/warm-start") == before
 
 
+@pytest.mark.slow
 def test_a_teacher_is_made_between_them(tmp_path):
     teacher = {**WARM_START, "train": {**WARM_START["train"], "seed": 5}}
     run = {**PPO, "algorithm": {"name": "distill", "teacher": {"path": "builtin:tiny-digits"}, "top_k": 4}}
@@ -138,6 +139,7 @@ class PauseAndResume:
         self.codes.append(rlhf(["control", str(self.folder), "resume"]))
 
 
+@pytest.mark.slow
 def test_a_pause_during_the_warm_start_holds_it_until_it_is_resumed(tmp_path, capfd):
     folder = tmp_path / "run"
     control = PauseAndResume(folder)

@@ -389,6 +389,7 @@ def test_what_everyone_types_first_is_heard(capsys):
     assert "Usage: rlhf train" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_schema_is_written_to_a_file_for_the_editor(tmp_path, capsys):
     file = tmp_path / "run.schema.json"
     assert run(["config", "schema", "--output", str(file)]) == 0

@@ -76,6 +76,7 @@ def assert_follows(run: Path, reference: Path, *, rounds: bool = False) -> None:
 
 
 @pytest.mark.parametrize("option", ["pissa", "nf4", *(pytest.param(name, marks=pytest.mark.slow) for name in DORA)])
+@pytest.mark.slow_except("nf4")
 def test_a_run_learns_resumes_and_saves_its_model(option: str, tmp_path: Path, alone: Callable[..., Path]) -> None:
     run = alone(option)
     lines = metrics(run)

@@ -182,6 +182,7 @@ main(["version"])
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_its_code_while_one_is_written(tmp_path: Path) -> None:
     """The second Ctrl-C does not wait for it, and does not abort the interpreter."""
     command = [sys.executable, "-c", WRITER, str(tmp_path)]

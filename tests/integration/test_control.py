@@ -49,6 +49,7 @@ def test_rates_and_the_kl_coefficient_change_at_the_border(tmp_path):
 
 
 @pytest.mark.usefixtures("no_plots")
+@pytest.mark.slow
 def test_a_resume_keeps_what_was_set(tmp_path, caplog):
     sent = {2: "set lr=5e-4", 3: "set kl_coef=0.2", 5: "stop"}
     straight = start(BASE, tmp_path / "straight", hooks=[Send({k: v for k, v in sent.items() if v != "stop"})])

@@ -67,6 +67,7 @@ def straight(tmp_path_factory):
 
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.slow_except("adaptive KL, normalised rewards, schedule and epochs")
 def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, variant):
     changes = {**BASE, **VARIANTS[variant]}
     straight = start(changes, tmp_path / "straight")
@@ -85,6 +86,7 @@ def same_model(one, other):
 
 
 @pytest.mark.usefixtures("no_plots")
+@pytest.mark.slow
 def test_what_came_after_the_checkpoint_is_cut(tmp_path, straight):
     folder = tmp_path / "copy"
     shutil.copytree(straight.run_folder, folder)

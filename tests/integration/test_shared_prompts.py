@@ -83,6 +83,7 @@ def test_one_process(expected: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "torch-ddp", "fsdp"])
+@pytest.mark.slow_except("torch-ddp")
 def test_two_ranks(tmp_path: Path, strategy: str, expected: dict[str, torch.Tensor]) -> None:
     run_all(*(Forked(one_rank, tmp_path, strategy, rank, env=place) for rank, place in enumerate(ranks(2))))
     check_same(load_tree(tmp_path / "seen.safetensors"), expected)

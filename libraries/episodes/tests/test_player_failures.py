@@ -182,6 +182,7 @@ def hanging():
 
 
 @pytest.mark.parametrize("where", ["its constructor", "reset", "step"])
+@pytest.mark.slow_except("step")
 def test_a_call_that_hangs_ends_at_its_deadline(hanging, where):
     hanging.where = where
     with pytest.raises(EpisodeError, match=rf"{where} did not return within 0.2 s"):

@@ -73,6 +73,7 @@ def assert_stack_of_the_hanging_line(said):
     assert re.search(rf'File ".*faulty_rewards.py", line {line} in never_lets_go_of_the_lock\n', said)
 
 
+@pytest.mark.slow
 def test_two_signals_end_the_run_where_a_reward_hangs(started):
     process = started("hangs", timeout=600)
     said = end_by_two_signals(process)

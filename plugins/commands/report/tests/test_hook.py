@@ -82,6 +82,7 @@ def test_a_run_without_a_summary_or_with_the_hook_disabled_has_no_page(tmp_path,
     end_run(tmp_path, {"status": "done"}, disable=("Report",))
 
 
+@pytest.mark.slow
 def test_half_a_page_never_stands_in_the_place_of_a_whole(make_run, tmp_path, monkeypatch, with_plots):
     folder = make_run(tmp_path / "run", episodes=1)
     elsewhere = tmp_path / "elsewhere"

@@ -49,6 +49,7 @@ def test_the_held_out_score_is_called_as_on_its_card():
     assert labels(EVAL, run_of([{"step": 2, "eval/score": 0.5}], rewards=())) == ["score"]
 
 
+@pytest.mark.slow
 def test_titles_name_the_algorithm_and_the_folder(tmp_path: Path, make_run):
     folder = make_run(tmp_path / "first", episodes=2)
     assert "<h1>PPO run: first</h1>" in build_report([folder]).read_text()

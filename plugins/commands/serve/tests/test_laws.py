@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
 from tool_models import CALL
 
 from rlhf_testing.contracts import EnvironmentContract
@@ -21,6 +22,7 @@ class TestAgentWithATool(AgentContract):
     replies: ClassVar = (CALL, "3")
 
 
+@pytest.mark.slow
 class TestAgentThatWanders(AgentContract):
     plugin = f"{HERE / 'wandering_agent.py'}:Wanders"
     max_turns = 8

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import GenerationRequest, SamplingParams
@@ -90,7 +92,26 @@ def test_memory_is_bounded_and_the_oldest_goes_first(model, engine, requests, co
     assert store.longest((2, 5, 6, 7, 8)) is not None
     store.put((4, 5, 6, 7), ())  # 3 was used longest ago
     assert store.longest((3, 5, 6, 7, 8)) is None and store.longest((2, 5, 6, 7, 8)) is not None
-    assert not store.can_hold(11)
+    assert not store.lacks(tuple(range(11))) and store.lacks(tuple(range(10)))
+    store.put(tuple(range(11)), ())
+    assert store.num_tokens == 8
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple), max_size=30), st.integers(1, 20))
+def test_what_is_stored_is_counted_and_found(sequences, max_tokens):
+    store, kept = PrefixStore(max_tokens), list[tuple[int, ...]]()
+    for sequence in sequences:
+        found = store.longest(sequence)
+        prefixes = [each for each in kept if len(each) < len(sequence) and sequence[: len(each)] == each]
+        assert (found.num_tokens if found else 0) == max(map(len, prefixes), default=0)
+        if found:
+            kept.append(kept.pop(kept.index(sequence[: found.num_tokens])))
+        if sequence not in kept and len(sequence) <= max_tokens:
+            kept.append(sequence)
+        store.put(sequence, ())
+        while sum(map(len, kept)) > max_tokens:
+            kept.pop(0)
+        assert store.num_tokens == sum(map(len, kept))
 
 
 def test_the_longest_that_leaves_a_token_is_used():

@@ -128,6 +128,7 @@ def test_log_probs_before_temperature_are_refused(kind, base_folder, module, mak
     assert ("--logprobs-mode processed_logprobs" if kind == "vllm" else "SGLANG_RETURN") in str(caught.value)
 
 
+@pytest.mark.slow
 def test_weights_of_another_run_are_an_error(base_folder, module, make_engine):
     with generation_server("vllm", base_folder) as server:
         engine = make_engine(server, module)

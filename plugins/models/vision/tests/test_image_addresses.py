@@ -125,6 +125,7 @@ def test_a_full_cache_loses_what_was_used_longest_ago(
     assert asked.count("/1") == 2, "it was removed, and is downloaded again"
 
 
+@pytest.mark.slow
 def test_a_failed_connection_says_that_proxies_are_not_used(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def played(tmp_path_factory):
     return play(tmp_path_factory.mktemp("game"))
 
 
+@pytest.mark.slow
 def test_the_game_of_the_page_trains_on_what_the_policy_saw(played):
     for line in metrics_of(played):
         assert line["rollout/logprob_gap_max"] < 1e-4

@@ -85,6 +85,7 @@ def test_installed_rewards_options_and_tokens(serve):
     assert "t0ken" not in out + err
 
 
+@pytest.mark.slow
 def test_a_failing_reward_reaches_the_client_by_name(serve):
     served = serve(f"{REWARDS}:raises", "--port", "0")
     with pytest.raises(RemoteError, match=r'status 500: reward "raises": .*raised ValueError: no such judge'):

@@ -243,12 +243,14 @@ def test_a_maker_that_cannot_be_linked_is_named_once_and_served_by_the_store(
     assert "no route to the trainer" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_maker_that_refuses_the_weights_ends_the_run_as_ever(run: Run) -> None:
     sync, _ = run(a="", b="refuses")
     with pytest.raises(SyncError, match="b, weight sync: wrong scales"):
         sync.publish(0)
 
 
+@pytest.mark.slow
 def test_a_maker_that_starts_later_is_given_what_the_store_holds_and_then_a_link(run: Run) -> None:
     sync, _ = run(a="")
     sync.publish(0)

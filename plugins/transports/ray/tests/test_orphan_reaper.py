@@ -55,6 +55,7 @@ def test_a_ray_and_what_it_started_are_ended_and_nothing_else(stack: ExitStack, 
     assert later.poll() is None
 
 
+@pytest.mark.slow
 def test_a_ray_that_never_came_up_is_ended(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     roots: list[subprocess.Popen[bytes]] = []
 

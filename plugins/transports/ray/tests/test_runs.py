@@ -300,6 +300,7 @@ def test_several_makers_and_trainers_keep_the_staleness_bound(
     assert len(recorder.lengths) >= 64
 
 
+@pytest.mark.slow
 def test_a_graph_without_room_is_an_error_that_says_what_was_asked_and_what_there_is(
     tmp_path: Path, run_file: Callable[..., dict[str, Any]]
 ) -> None:

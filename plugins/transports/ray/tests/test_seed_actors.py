@@ -187,6 +187,7 @@ def test_a_wait_for_a_batch_has_a_deadline(start: Callable[..., Any]) -> None:
         get(trainer.fit.remote(total_steps=1, update_steps=1))
 
 
+@pytest.mark.slow
 def test_a_full_buffer_holds_up_who_appends_but_not_who_asks(start: Callable[..., Any]) -> None:
     trainer = start(MyTrainer, "trainer_0", ["maker_0"], train_batch_size=2, buffer_limit=1)
     appending = trainer.buffer_extend.remote([item(n) for n in range(10)])
@@ -247,6 +248,7 @@ def named_weights_of(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in named_weights(model).items()}
 
 
+@pytest.mark.slow
 def test_a_maker_waits_for_whole_first_weights(maker: Any) -> None:
     with pytest.raises(Exception, match=r"waited 0.2 s for a trainer's weights"):
         get(maker.workingloop.remote(dataloader_fn=prompts))

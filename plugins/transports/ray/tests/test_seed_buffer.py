@@ -194,6 +194,7 @@ def shorten_calls(worker: Any) -> None:
     replay_buffer._CALL_SECONDS = 0.1
 
 
+@pytest.mark.slow
 def test_no_batch_is_taken_for_one_that_died_waiting(workers: list[Any]) -> None:
     buffer = DetachedReplayBuffer(1, timeout_seconds=WAIT)
     waiting = Worker.remote()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,29 +27,37 @@ class PrefixStore:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
-
-    @property
-    def num_tokens(self) -> int:
+        self._number_of: Counter[int] = Counter()
+        """Length -> number of prefixes of this length."""
+        self.num_tokens = 0
         """Number of tokens in the store."""
-        return sum(map(len, self._prefixes))
 
     def clear(self) -> None:
         """Drop all prefixes."""
         self._prefixes.clear()
+        self._number_of.clear()
+        self.num_tokens = 0
 
-    def can_hold(self, num_tokens: int) -> bool:
-        """Whether a prefix of `num_tokens` fits in the store."""
-        return num_tokens <= self._max_tokens
+    def lacks(self, token_ids: tuple[int, ...]) -> bool:
+        """Whether these tokens fit in the store and are not in it."""
+        return len(token_ids) <= self._max_tokens and token_ids not in self._prefixes
 
     def put(self, token_ids: tuple[int, ...], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Add the keys and values of these tokens. The store owns the tensors from now on."""
-        self._prefixes.setdefault(token_ids, Prefix(len(token_ids), layers))
+        """Add the keys and values of these tokens if it lacks them. The store owns the tensors from now on."""
+        if not self.lacks(token_ids):
+            return
+        self._prefixes[token_ids] = Prefix(len(token_ids), layers)
+        self._number_of[len(token_ids)] += 1
+        self.num_tokens += len(token_ids)
         while self.num_tokens > self._max_tokens:
-            self._prefixes.popitem(last=False)
+            dropped, _ = self._prefixes.popitem(last=False)
+            self._number_of[len(dropped)] -= 1
+            self.num_tokens -= len(dropped)
 
     def longest(self, token_ids: tuple[int, ...]) -> Prefix | None:
         """Find the longest stored prefix of a prompt that leaves at least one of its tokens to compute."""
-        for length in sorted({len(each) for each in self._prefixes if len(each) < len(token_ids)}, reverse=True):
+        lengths = (length for length, number in self._number_of.items() if number and length < len(token_ids))
+        for length in sorted(lengths, reverse=True):
             if (prefix := self._prefixes.get(token_ids[:length])) is not None:
                 self._prefixes.move_to_end(token_ids[:length])
                 return prefix

@@ -153,7 +153,7 @@ class SlotBatch:
         """Remove finished rows and fill the gaps with rows from the end. Keeps prefixes that next turns can reuse."""
         for slot, row in enumerate(self._active):
             prefix = None if row.finish_reason is None else row.prefix
-            if prefix is not None and self._prefixes.can_hold(len(prefix)):
+            if prefix is not None and self._prefixes.lacks(prefix):
                 self._prefixes.put(prefix, self._model.cache.read(slot, len(prefix)))
         count = sum(row.finish_reason is None for row in self._active)
         holes = [slot for slot, row in enumerate(self._active[:count]) if row.finish_reason is not None]
