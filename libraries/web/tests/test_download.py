@@ -64,7 +64,7 @@ def address() -> Iterator[str]:
     Handler.asked.clear()
     Handler.stop.clear()
     with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         Handler.stop.set()

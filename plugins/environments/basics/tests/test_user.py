@@ -153,7 +153,7 @@ def answering(*answers: Any) -> tuple[ThreadingHTTPServer, list[Any]]:
         def log_message(self, *_: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     return server, received
 
 
