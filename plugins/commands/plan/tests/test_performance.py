@@ -86,3 +86,14 @@ def test_a_failed_episode_does_not_count(tmp_path: Path):
     with pytest.raises(ValueError), relay.span("episode", episode=0):
         raise ValueError
     assert evaluator.figures() == {}
+
+
+def test_waiting_for_environments_is_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr("rlhf_plan.performance.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    evaluator, relay = PerformanceEvaluator(tmp_path), HookRelay()
+    relay.register(evaluator)
+    with relay.span("episode", episode=0) as span:
+        span.set("metrics", {**EPISODE, "time/environment_s": 2.5})
+    shares = evaluator.figures()["time_share"]
+    assert (shares["environment"], shares["idle"]) == (pytest.approx(0.25), pytest.approx(0.05))

@@ -61,7 +61,7 @@ class PerformanceEvaluator:
         totals = self._totals
         totals.episodes += 1
         totals.wall_s += time.perf_counter() - self._started
-        for phase in _PHASES:
+        for phase in (*_PHASES, *(["environment"] if "time/environment_s" in metrics else [])):
             seconds = float(metrics.get(f"time/{phase}_s") or 0.0)
             totals.time_s[phase] = totals.time_s.get(phase, 0.0) + seconds
             rate = float(metrics.get(f"tokens_per_second/{phase}") or 0.0)
