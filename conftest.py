@@ -23,17 +23,26 @@ settings.register_profile("any-machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any-machine")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files come first: were they last, one of several processes would end long after the others."""
+    unknown = mark_slow(items)
+    if unknown and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"slow_except names cases that are not there: {unknown}")
     runs, quick = {"integration", "ray", "strategies"}, {"unit", "architecture"}
     items.sort(key=lambda item: (runs.isdisjoint(item.path.parts), not quick.isdisjoint(item.path.parts)))
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """`slow_except("a", "b")` marks all cases of a test slow but these."""
-    for mark in item.iter_markers("slow_except"):
-        if item.callspec.id not in mark.args:  # type: ignore[attr-defined]
-            item.add_marker("slow")
+def mark_slow(items: list[pytest.Item]) -> dict[str, set[str]]:
+    """`slow_except("a", "b")` marks all cases of a test slow but these. Returns those that were not collected."""
+    missing: dict[str, set[str]] = {}
+    for item in items:
+        for mark in item.iter_markers("slow_except"):
+            test, _, case = item.nodeid.removesuffix("]").partition("[")
+            missing.setdefault(test, set(mark.args)).discard(case)
+            if case not in mark.args:
+                item.add_marker("slow")
+    return {test: cases for test, cases in missing.items() if cases}
 
 
 @pytest.hookimpl(wrapper=True)
