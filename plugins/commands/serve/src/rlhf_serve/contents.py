@@ -54,5 +54,5 @@ def read_content(
 def image_address(value: Any) -> str:
     """Return the address of an image. Raises `ValueError` for a path, or an id of a file of the provider."""
     if not isinstance(value, str) or not value.startswith(_SCHEMES):
-        raise ValueError("an image must be a data: URL with base64 in the request itself, not a path or a file id")
+        raise ValueError("must be text or images, an image as a data: URL with base64 in the request itself")
     return value
