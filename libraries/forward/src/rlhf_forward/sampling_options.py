@@ -137,8 +137,6 @@ def shaping_of(options: Mapping[str, Any], *, where: str) -> tuple[float, float,
     Raises:
         DataError: An option is not a number in its range.
     """
-    if options.keys().isdisjoint(_OFF):
-        return 0.0, 1.0, 0.0
     values = {name: options.get(name, off) for name, off in _OFF.items()}
     for name, value in values.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
