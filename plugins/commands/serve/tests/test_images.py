@@ -105,7 +105,7 @@ def test_what_is_refused():
     async def ask():
         async with client_of(VISION) as client:
             for sent in ("https://example.org/x.png", "digits/0.png", "file:///etc/passwd"):
-                assert "in the request itself" in await refusal_of(client, question(sent))
+                assert "with base64 in the request itself" in await refusal_of(client, question(sent))
             assert "pixels" in await refusal_of(client, question(address((2049, MAX_PIXELS // 2048))))
             assert "is not base64" in await refusal_of(client, question("data:image/png;base64,!"))
             assert "cannot contain images" in await refusal_of(client, question(address(), role="system"))
@@ -114,7 +114,7 @@ def test_what_is_refused():
             assert "cannot have tools" in await refusal_of(client, question(address()), tools=[tool])
             for part in ({"image_url": "https://example.org/x.png"}, {"file_id": "file-1"}):
                 given = [{"role": "user", "content": [{"type": "input_image", **part}]}]
-                with pytest.raises(openai.BadRequestError, match="in the request itself"):
+                with pytest.raises(openai.BadRequestError, match="with base64 in the request itself"):
                     await client.responses.create(model="mine", input=given)
             unknown = [{"role": "user", "content": [{"type": "input_audio"}]}]
             assert "parts of the types text, image_url" in await refusal_of(client, unknown)

@@ -184,7 +184,7 @@ def test_an_image_that_cannot_be_used_is_a_refusal_that_says_why(llava, kind):
         await refused(client, [asked(kind, "data:image/png;base64,!")], "is not base64")
         await refused(client, [asked(kind, SMALL, WIDE, HIGH)], "has 3 images, at most 2 are allowed")
         await refused(client, [asked(kind, "https://example.org/x.png")], "is an address (https://example.org/x.png)")
-        await refused(client, [asked(kind, "./digits/0.png")], "in the request itself")
+        await refused(client, [asked(kind, "./digits/0.png")], "with base64 in the request itself")
         history = [asked(kind, SMALL, WIDE)]
         reply = await client.ask(history)
         assert reply.turn == 0
