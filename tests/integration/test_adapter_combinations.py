@@ -24,8 +24,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nf4": {"lora": {"r": 4}, "quantize": "nf4"},
     "int8": {"lora": {"r": 4, "dora": True}, "quantize": "int8"},
 }
-DORA = ("dora", "int8")
-"""Options that are slower."""
 QUICK = (("pissa", "fsdp"), ("nf4", "torch-ddp"))
 SHARDING = ("fsdp", "low-level-zero", "gemini")
 STRATEGIES = ("torch-ddp", "ddp", *SHARDING)
@@ -75,7 +73,7 @@ def assert_follows(run: Path, reference: Path, *, rounds: bool = False) -> None:
             assert mine[name] == pytest.approx(other[name], rel=rel, abs=least), (mine["step"], name)
 
 
-@pytest.mark.parametrize("option", ["pissa", "nf4", *(pytest.param(name, marks=pytest.mark.slow) for name in DORA)])
+@pytest.mark.parametrize("option", ["pissa", "nf4", "dora", "int8"])
 @pytest.mark.slow_except("nf4")
 def test_a_run_learns_resumes_and_saves_its_model(option: str, tmp_path: Path, alone: Callable[..., Path]) -> None:
     run = alone(option)
