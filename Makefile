@@ -71,7 +71,7 @@ train: $(if $(wildcard $(STAMP)),,$(TRAIN_STAMP))  ## the quickstart: a tiny mod
 # Two files at a time, each process with one thread, since processes with two threads on two cores wait for each other.
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
 test: setup  ## every test that is neither slow nor needs a GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-lowest: setup  ## make test with the lowest version of every dependency but torch, in .venv-lowest
 test-newest: setup  ## make test with the newest ones, in .venv-newest

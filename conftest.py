@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,14 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = ["shared_fixtures"]  # of tests/support
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+QUICK_CASES = {
+    "test_importing_it_is_light": "TestGrpo",
+    "test_scores_in_a_process_of_its_own": "TestLength",
+    "test_it_plays_in_a_process_of_its_own": "TestTools",
+}
+"""Laws of the contracts that start a process, and the class that is not slow. (test_imports.py imports all plugins.)"""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
@@ -42,6 +51,9 @@ def mark_slow(items: list[pytest.Item]) -> dict[str, set[str]]:
             missing.setdefault(test, set(mark.args)).discard(case)
             if case not in mark.args:
                 item.add_marker("slow")
+        law = getattr(item, "originalname", None)
+        if law in QUICK_CASES and item.getparent(pytest.Class).name != QUICK_CASES[law]:
+            item.add_marker("slow")
     return {test: cases for test, cases in missing.items() if cases}
 
 
@@ -115,7 +127,19 @@ def log_as_before() -> Iterator[None]:
     handlers, level = list(log.handlers), log.level
     yield
     log.handlers = handlers
-    log.setLevel(level)
+    if log.level != level:  # setting it empties the caches of all loggers
+        log.setLevel(level)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_records() -> Iterator[None]:
+    """Versions of libraries are read once, and configs have no text, which transformers makes for a log that is off."""
+    with pytest.MonkeyPatch.context() as patch:
+        if (transformers := sys.modules.get("transformers.configuration_utils")) is not None:
+            patch.setattr(transformers.PreTrainedConfig, "__repr__", object.__repr__)
+        if (record := sys.modules.get("rlhf_core.entry.run_record")) is not None:
+            patch.setattr(record, "version", cache(record.version))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -112,7 +112,7 @@ def _name_and_version(distribution: Distribution) -> tuple[str, str]:
     return about["Name"], about["Version"]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _read(path: tuple[str, ...], modified: tuple[int | None, ...]) -> dict[str, dict[str, PluginRef]]:
     """Read all entry points. `path` and `modified` are only the cache key."""
     refs: dict[str, dict[str, list[PluginRef]]] = {}

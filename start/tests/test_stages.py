@@ -108,6 +108,7 @@ class Control:
 
 
 @pytest.mark.parametrize(("step", "where"), [(1, "in"), (2, "after")])
+@pytest.mark.slow_except("1-in")
 def test_a_stop_during_the_warm_start_stops_the_run(tmp_path, capfd, step, where):
     folder = tmp_path / "run"
     control = Control(folder, "stop", step)

@@ -18,7 +18,8 @@ TEXT_SUFFIXES = {"", ".cfg", ".html", ".json", ".jsonl", ".md", ".py", ".toml", 
 
 
 def too_long_functions(path: Path) -> list[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source if source.count("\n") >= MAX_FUNCTION_LINES else "")
     return [
         f"{path.name}:{node.lineno} {node.name} ({length} lines)"
         for node in ast.walk(tree)

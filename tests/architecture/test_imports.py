@@ -7,6 +7,8 @@ import sys
 import pytest
 from running import PATIENCE_SECONDS
 
+from rlhf_core.plugins.discovery import GROUPS, discover
+
 HEAVY = {"torch", "ray", "transformers", "peft", "numpy", "safetensors", "colossalai", "vllm"}
 COMMANDS = [
     "version",
@@ -25,6 +27,7 @@ ALGORITHMS = {
     "leave-one-out": "{name: reinforce++, advantage: leave-one-out}",
 }
 CHECKS = [f"config check {name}.yaml" for name in ALGORITHMS]
+COMPONENTS = [f"plugins show {kind}/{name}" for kind in GROUPS for name in discover(kind)]
 SCRIPT = """
 import json, sys
 from rlhf_cli.main import run
@@ -47,7 +50,7 @@ def loaded_by(tmp_path_factory):
         (folder / f"{name}.yaml").write_text(text)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        input=json.dumps([*COMMANDS, *CHECKS]),
+        input=json.dumps([*COMMANDS, *CHECKS, *COMPONENTS]),
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -63,6 +66,14 @@ def test_nothing_heavy_is_loaded(loaded_by, command):
     code, loaded = found[command]
     assert not HEAVY & set(loaded)
     assert code == 0, said
+
+
+def test_no_component_loads_anything_heavy(loaded_by):
+    found, _ = loaded_by
+    assert len(COMPONENTS) > 60
+    heavy = {command: sorted(HEAVY.intersection(found[command][1])) for command in COMPONENTS}
+    assert not any(heavy.values()), {command: loaded for command, loaded in heavy.items() if loaded}
+    assert not (failed := [command for command in COMPONENTS if found[command][0]]), failed
 
 
 def test_core_itself_is_light():

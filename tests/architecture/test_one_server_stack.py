@@ -10,13 +10,15 @@ PACKAGES = [ROOT / "rlhf_core", ROOT / "cli" / "rlhf_cli", *ROOT.glob("*/*/src/*
 WEB = "rlhf_web"
 SERVERS = {"uvicorn", "h11", "hypercorn", "http.server", "socketserver", "wsgiref", "aiohttp", "flask", "fastapi"}
 CLIENTS = {"httpx", "httpx2", "requests", "urllib.request", "urllib3", "http.client"}
+ROOTS = {name.partition(".")[0] for name in SERVERS | CLIENTS}
 
 
 def http_modules(package: Path) -> set[str]:
     """The modules of `SERVERS` and `CLIENTS` that the files of a package import, anywhere in them."""
     names: set[str] = set()
     for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source if any(name in source for name in ROOTS) else "")):
             if isinstance(node, ast.Import):
                 names.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

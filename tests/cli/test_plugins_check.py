@@ -110,6 +110,7 @@ def fail(config, context):
 @pytest.mark.parametrize(
     "kind", ["rewards", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("prompts", "engines"))]
 )
+@pytest.mark.slow
 def test_components_with_their_default_options(install, kind):
     names = ("asks", "refuses", "raises", "other")
     targets = {f"acme-{name}": f"acme_components:{name}" for name in names}
@@ -178,6 +179,7 @@ def test_an_algorithm_is_held_to_its_contract(install):
     assert update.status == "broken" and "TypeError" in update.detail
 
 
+@pytest.mark.slow
 def test_a_hook_plugin_without_hooks_is_broken(install, capsys):
     install("acme", {"rlhf.hooks": {"acme-deaf": "acme_deaf"}}, {"acme_deaf": "def other(): pass"})
     assert run(["plugins", "check", "hooks/acme-deaf"]) == 1

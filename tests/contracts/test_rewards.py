@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlhf_testing.contracts import RewardContract, contracts_for
 
 IN_THEIR_OWN_TESTS = {
@@ -23,3 +25,4 @@ globals().update(
         skip=IN_THEIR_OWN_TESTS,
     )
 )
+pytest.mark.slow(globals()["TestCodeExecution"])  # each score is a program in the sandbox

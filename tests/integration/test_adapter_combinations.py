@@ -103,6 +103,7 @@ def test_a_run_learns_resumes_and_saves_its_model(option: str, tmp_path: Path, a
         if not (strategy in SHARDING and "quantize" in OPTIONS[option])
     ],
 )
+@pytest.mark.slow_except("nf4-torch-ddp")
 def test_a_strategy_trains_it_as_one_process_does(
     option: str, strategy: str, tmp_path: Path, alone: Callable[..., Path]
 ) -> None:

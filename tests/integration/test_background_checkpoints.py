@@ -109,7 +109,7 @@ def with_episodes(episodes: int, every: int) -> dict[str, Any]:
     ],
     ids=["at the next episode", "at the end"],
 )
-@pytest.mark.slow_except("at the next episode")
+@pytest.mark.slow
 def test_a_full_disk_fails_the_run_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, text: str
 ) -> None:

@@ -1,6 +1,4 @@
-"""Strategy x algorithm x LoRA x transport x resume x engine: pairs in `make test`, all in `make soak`.
-
-In `make test` without `torch-ddp`, and over Ray only with `single`: each run there starts several processes.
+"""Strategy x algorithm x LoRA x transport x resume x engine: each strategy in `make test`, all else in `make soak`.
 
 What does not go together is refused by name: `test_refused_combinations.py`.
 """
@@ -84,11 +82,12 @@ PAIRWISE = [
     Combination("gemini", "sft", "no", "local", "no", "http"),
 ]
 QUICK = [
-    each if each.strategy == "single" else each._replace(transport="local", engine="hf")
-    for each in PAIRWISE
-    if each.strategy != "torch-ddp"
+    Combination("ddp", "sft", "lora", "local", "no", "hf"),
+    Combination("fsdp", "grpo", "lora", "local", "no", "hf"),
+    Combination("low-level-zero", "sft", "lora", "local", "resume", "hf"),
+    Combination("gemini", "ppo", "lora", "local", "no", "hf"),
 ]
-"""`ddp` is `torch-ddp` under another name, bit for bit (`test_strategies_agree.py`), so `make test` has one of them."""
+"""Of `make test`, one for each strategy with processes. `torch-ddp` is `ddp` under another name, bit for bit."""
 # A resumed run is compared with one that was not stopped, so it takes in the combination without a resume.
 # The engine http is that of other processes, so the pairs are enough.
 PRODUCT = [each for each in EVERY if each.resume == "resume" and each.engine != "http"]
@@ -101,9 +100,8 @@ def _pairs(combination: Combination) -> set[Pair]:
 
 def test_every_pair_of_values_is_tried() -> None:
     assert tuple(COLUMNS) == Combination._fields
-    plain = [each for each in EVERY if each.strategy != "torch-ddp" and each[3:] == ("local", each.resume, "hf")]
-    for tried, asked in ((PAIRWISE, EVERY), (QUICK, plain + [each for each in QUICK if each.strategy == "single"])):
-        assert set().union(*map(_pairs, tried)) == set().union(*map(_pairs, asked))
+    assert set().union(*map(_pairs, PAIRWISE)) == set().union(*map(_pairs, EVERY))
+    assert {each.strategy for each in QUICK} == {*COLUMNS["strategy"]} - {"single", "torch-ddp"}
 
 
 @pytest.fixture(scope="module")
@@ -117,21 +115,34 @@ def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(ray_worker_source: None, served_model: Path) -> Iterator[None]:
-    """One Ray for all runs of this module; its processes, and this one, compute on one thread and find `vllm`."""
-    from rlhf_ray.cluster import connect
-    from rlhf_ray.config import RayConfig
-
+def one_thread() -> Iterator[pytest.MonkeyPatch]:
+    """The processes of all runs, and this one, compute on one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
-        patch.syspath_prepend(str(STAND_IN))
-        with generation_server("vllm", served_model) as server, quick_vllm(), quick_workers(), connect(RayConfig()):
-            patch.setenv(SERVER, server.url)
-            yield
+        yield patch
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def generation(one_thread: pytest.MonkeyPatch, served_model: Path) -> Iterator[None]:
+    """A server for the engine `http`, and a module `vllm` that all processes find."""
+    one_thread.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
+    one_thread.syspath_prepend(str(STAND_IN))
+    with generation_server("vllm", served_model) as server, quick_vllm():
+        one_thread.setenv(SERVER, server.url)
+        yield
+
+
+@pytest.fixture(scope="module")
+def local_ray(ray_worker_source: None, generation: None) -> Iterator[None]:
+    """One Ray for all runs of this module."""
+    from rlhf_ray.cluster import connect
+    from rlhf_ray.config import RayConfig
+
+    with quick_workers(), connect(RayConfig()):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +189,14 @@ def _changes(combination: Combination) -> dict[str, Any]:
         *(pytest.param(each, id=str(each), marks=pytest.mark.slow) for each in SLOW),
     ],
 )
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("one_thread")
 def test_it_trains_as_one_process_does(
-    combination: Combination, tmp_path: Path, alone: Callable[[Combination], Path]
+    combination: Combination, tmp_path: Path, alone: Callable[[Combination], Path], request: pytest.FixtureRequest
 ) -> None:
+    if combination.engine != "hf":
+        request.getfixturevalue("generation")
+    if combination.transport == "ray":
+        request.getfixturevalue("local_ray")
     run = start(_changes(combination), tmp_path / "run").run_folder
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
     _assert_follows(run, alone(combination), combination)

@@ -116,7 +116,7 @@ hook = Component("Ends a run.", SafetyConfig, "acme_safety:build", always_on=Tru
 
 @pytest.mark.parametrize("name", ["safety", "my_safety"])
 @pytest.mark.parametrize(("options", "num_updates"), [({"last_update": 4}, 4), (None, 8)])
-@pytest.mark.slow_except("options0-4-safety")
+@pytest.mark.slow
 def test_a_strangers_hook_is_on_when_installed_with_its_sections_options(tmp_path, install, name, options, num_updates):
     groups = {"rlhf.sections": {name: "acme_safety:section"}, "rlhf.hooks": {name: "acme_safety:hook"}}
     install("acme-safety", groups, {"acme_safety": SAFETY})

@@ -49,6 +49,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("strategy", "algorithm", "engine", "lora"), RUNS)
+@pytest.mark.slow_except("single-grpo-vllm-lora3")
 def test_it_trains(
     strategy: str, algorithm: str, engine: str, lora: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

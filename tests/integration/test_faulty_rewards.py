@@ -46,7 +46,7 @@ def check_folder(folder, episodes):
     assert kept == [f"step-{2 * (episode + 1)}" for episode in range(episodes)]
 
 
-@pytest.mark.slow_except("segfaults", "nan")
+@pytest.mark.slow_except("nan")
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_run_ends_by_name_with_what_was_done_and_goes_on_with_the_reward_mended(tmp_path, name):
     policy, said = FAULTS[name]

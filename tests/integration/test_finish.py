@@ -191,7 +191,8 @@ def run_script(*arguments):
     runpy.run_path(arguments[0], run_name="__main__")
 
 
-@pytest.mark.parametrize("when", ["leaving the folder", "printing", pytest.param("exiting", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("when", ["leaving the folder", "printing", "exiting"])
+@pytest.mark.slow
 def test_a_signal_after_the_run_has_ended_changes_no_exit_code(tmp_path, when):
     script = tmp_path / "late.py"
     script.write_text(LATE_SIGNAL)

@@ -119,6 +119,7 @@ def test_the_quickstart_owns_its_folder_from_the_warm_start_on(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "config.yaml", "manifest.json"])
+@pytest.mark.slow_except("config.yaml", "samples.jsonl")
 def test_a_run_whose_file_vanishes_fails_by_name(tmp_path, name):
     def remove(episode):
         if episode == 1:

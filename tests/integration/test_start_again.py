@@ -52,7 +52,7 @@ def command(capsys, *arguments, code=0):
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-@pytest.mark.slow_except("True")
+@pytest.mark.slow
 def test_a_resume_without_a_run_file_takes_the_folders_own(tmp_path, capsys, monkeypatch, is_named):
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path, EACH)

@@ -26,6 +26,7 @@ def summary(folder):
     ],
     ids=["one", "two"],
 )
+@pytest.mark.slow
 def test_sigusr1_is_a_wish_however_often_it_arrives(tmp_path, flags):
     folder = tmp_path / "run"
     process = rlhf("train", write_run(tmp_path, ENDLESS), "--output", folder, *flags)

@@ -29,7 +29,7 @@ def trained(folder: Path, advantage: Any, *, episodes: int = 3, environment: Any
 
 
 @pytest.mark.parametrize("advantage", ["turn-normalised", "turn-to-go", {"name": "gigpo", "state": "history"}], ids=str)
-@pytest.mark.slow_except("turn-normalised")
+@pytest.mark.slow
 def test_it_trains_with_branches(advantage: Any, tmp_path: Path) -> None:
     for line in trained(tmp_path / "run", advantage):
         assert line["policy/grad_norm"] > 0

@@ -170,6 +170,7 @@ def chosen(mode):
 
 
 @pytest.mark.parametrize("mode", ["namespaces", "landlock"])
+@pytest.mark.slow_except("landlock")
 def test_as_who_runs_the_tests(mode, outside, monkeypatch):
     if why := missing(mode):
         pytest.skip(why)

@@ -83,6 +83,7 @@ def both(name, *, samples=4, answer=None, engine=FakeEngine, plays=1, **options)
         ("GivesUp", {}),
     ],
 )
+@pytest.mark.slow_except("Counts-options1", "CountsAsync-options3", "Forks-options5", "GivesUp-options6")
 def test_episodes_are_those_without_it(name, options, monkeypatch):
     monkeypatch.setattr(play_module, "PATIENCE_SECONDS", START)  # on a busy machine, too, a round waits for all
     (here, asked), (there, asked_there) = both(name, **options)
@@ -157,7 +158,7 @@ HARM = {
 @pytest.mark.parametrize(
     ("name", "fault"), [*(("Faulty", fault) for fault in HARM), ("FaultyInLoop", "os._exit"), ("FaultyInLoop", "lock")]
 )
-@pytest.mark.slow_except("Faulty-os._exit", "FaultyInLoop-lock")
+@pytest.mark.slow_except("FaultyInLoop-lock")
 def test_one_that_does_harm_fails_alone(name, fault, caplog):
     """The others are made again: none is lost, and their rewards and tokens are what they would have been."""
     well = play(section("Faulty", isolate=False))
@@ -306,7 +307,7 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
     ],
     ids=["raises", "exits", "memory", "output"],
 )
-@pytest.mark.slow_except("raises", "exits")
+@pytest.mark.slow_except("exits")
 def test_a_module_that_does_harm_when_it_is_imported_ends_the_run_by_name(tmp_path, code, where, told):
     file = tmp_path / "game.py"
     file.write_text(FILE.read_text())

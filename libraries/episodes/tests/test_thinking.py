@@ -101,6 +101,7 @@ def test_a_thought_that_the_prompt_of_nemotron_3_began_is_dropped_from_a_branch(
     )
 
 
+@pytest.mark.slow
 def test_a_thought_that_the_prompt_of_nemotron_3_began_is_kept_before_a_result():
     tokenizer = reply_tokenizer("nemotron_3")
     (row,) = branches(tokenizer, [THINKS, THINKS], [None, [{"role": "tool", "name": "add", "content": "7"}]])

@@ -105,7 +105,7 @@ def ends_within(seconds: float, pid: int) -> bool:
 
 @pytest.mark.parametrize("target", ["lint", "test", "soak-slice"])
 @pytest.mark.parametrize("how", ["SIGTERM", "time is up"])
-@pytest.mark.slow_except("time is up-test")
+@pytest.mark.slow
 def test_what_was_started_ends(ci: dict[str, str], tmp_path: Path, target: str, how: str) -> None:
     (tmp_path / "timeout").unlink()  # the real one
     (tmp_path / "make").write_text(HANGING_MAKE.format(target))

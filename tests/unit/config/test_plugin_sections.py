@@ -182,6 +182,11 @@ def test_the_command_knows_it(safety, tmp_path, capsys):
     assert yaml.safe_load(shown.stdout)["safety"]["window"] == 7
     assert "sections/safety (acme 1.2.3)" in CliRunner().invoke(cli, ["plugins", "show", "safety"]).output
     assert "acme_safety:safety" in CliRunner().invoke(cli, ["plugins", "list"]).output
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("safety")
+def test_its_check_passes():
     assert run(["plugins", "check", "safety"]) == 0
 
 

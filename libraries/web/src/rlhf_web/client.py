@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 import time
 from collections.abc import Callable, Collection
+from functools import cache
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
@@ -36,6 +38,16 @@ class RemoteError(Exception):
         super().__init__(message)
         self.status = status
         self.is_lost = is_lost
+
+
+@cache
+def tls_context(trust_env: bool) -> ssl.SSLContext:
+    """Return the context that verifies certificates, one for all clients: reading the trusted ones takes a while.
+
+    Args:
+        trust_env: Whether SSL_CERT_FILE and SSL_CERT_DIR, at the first call, replace the system's certificates.
+    """
+    return httpx.create_ssl_context(trust_env=trust_env)
 
 
 class _TryAgain(Exception):
@@ -155,6 +167,7 @@ class JsonClient:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:  # core uses a new loop after one was blocked
             limit = self._max_connections
+            trust_env = not self._is_local  # a proxy cannot reach this machine's loopback addresses
             self._loop, self._places = loop, asyncio.Semaphore(limit)
             self._client = httpx.AsyncClient(
                 headers={
@@ -165,7 +178,8 @@ class JsonClient:
                 },
                 timeout=self._timeout,
                 limits=httpx.Limits(max_connections=limit, max_keepalive_connections=limit),
-                trust_env=not self._is_local,  # a proxy cannot reach this machine's loopback addresses
+                trust_env=trust_env,
+                verify=tls_context(trust_env),
             )
         return self._client
 

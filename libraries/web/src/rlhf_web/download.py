@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urljoin
 
 import httpx2 as httpx
 
-from .client import RemoteError
+from .client import RemoteError, tls_context
 from .servers import address_parts
 
 _MAX_REDIRECTS = 5
@@ -89,7 +89,8 @@ class _Download:
     @staticmethod
     def _client(seconds: float) -> httpx.AsyncClient:
         """Return a client that uses each connection once, since its certificate is that of one host."""
-        return httpx.AsyncClient(trust_env=False, timeout=seconds, limits=httpx.Limits(max_keepalive_connections=0))
+        limits = httpx.Limits(max_keepalive_connections=0)
+        return httpx.AsyncClient(verify=tls_context(False), trust_env=False, timeout=seconds, limits=limits)
 
     async def _try(self, client: httpx.AsyncClient, url: str) -> tuple[bytes, str | None]:
         """Return the content of an address, or the target of a redirect. Repeats failed attempts."""

@@ -40,7 +40,7 @@ def run_of(teacher: str, options: dict[str, Any] | None = None, **changes: Any) 
 @pytest.mark.parametrize(
     ("options", "key"), [({"top_k": 6}, "loss/distill"), ({}, "distill/reverse_kl")], ids=["top_k", "sampled"]
 )
-@pytest.mark.slow_except("top_k-full", "sampled-full")
+@pytest.mark.slow_except("top_k-full")
 def test_the_policy_comes_closer(
     teacher: str, tmp_path: Path, options: dict[str, Any], key: str, lora: dict[str, Any] | None
 ) -> None:
@@ -72,6 +72,7 @@ SELF = {"policy": "current", "context": "{answer},{prompt}"}
 
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
 @pytest.mark.parametrize("policy", ["current", "start"])
+@pytest.mark.slow_except("current-lora", "start-full")
 def test_the_policy_teaches_itself(tmp_path: Path, policy: str, lora: dict[str, Any] | None) -> None:
     run = run_of("", {"teacher": {**SELF, "policy": policy}, "top_k": 6}, model={"lora": lora}, eval=None)
     result = train(run, output=tmp_path / "run")
@@ -87,6 +88,7 @@ def test_a_run_without_a_good_answer_is_not_taught(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.slow_except("full")
 def test_a_teacher_with_other_tokens(tmp_path: Path, pairs: Any, lora: dict[str, Any] | None) -> None:
     folder = str(tmp_path / "other")
     tiny_model(pairs, seed=3).save_pretrained(folder)

@@ -37,6 +37,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         ({"name": "online-dpo", "reference_every": 2, "reference_mix": 0.5}, "single"),
     ],
 )
+@pytest.mark.slow_except("algorithm0-single", "algorithm1-torch-ddp", "algorithm4-single")
 def test_the_kl_is_relative_to_the_newest_reference(algorithm: dict[str, Any], strategy: str, tmp_path: Path) -> None:
     changes = {"strategy": {"name": strategy}, "optimizer": {"lr": 1e-2}}
     train(run_file(algorithm, **changes), output=tmp_path / "run")

@@ -45,6 +45,7 @@ def start(options: dict[str, Any], folder: Path, **changes: Any) -> list[dict[st
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
+@pytest.mark.slow_except("grpo", "rloo", "reinforce++", "rejection-sampling", "online-dpo-0.01")
 def test_shorter_answers_are_learnt(options: dict[str, Any], tmp_path: Path) -> None:
     metrics = start(options, tmp_path)
     assert len(metrics) == 8

@@ -88,7 +88,7 @@ def stepped_lines(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
-@pytest.mark.slow_except("full")
+@pytest.mark.slow
 def test_it_is_learnt_and_read_by_the_reward(tmp_path: Path, lora: Any) -> None:
     run = {
         "model": {"path": "builtin:tiny-digits", "device": "cpu", "lora": lora},

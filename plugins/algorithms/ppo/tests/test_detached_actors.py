@@ -264,6 +264,7 @@ def test_two_trainers_and_two_makers_do_not_deadlock(start: Callable[..., Any]) 
         assert get(maker.get_policy_version.remote()) == 9
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_inside_a_sync_leaves_the_maker_usable(
     pair: tuple[Any, Any], start: Callable[..., Any]
 ) -> None:

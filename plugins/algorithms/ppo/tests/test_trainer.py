@@ -107,6 +107,7 @@ def test_the_seeds_example(make_trainer: Callable[..., PPOTrainer], prompt_loade
     assert coordinator.said
 
 
+@pytest.mark.slow
 def test_it_learns(make_trainer: Callable[..., PPOTrainer], make_batches: Any, folder: str) -> None:
     prompts = make_batches([f"{a}{b}>" for a in range(8) for b in range(8)], 64)
     make_trainer(lr=1e-2, kl_coef=0.0, train_batch_size=32).fit(20, 1, 2, prompts, log_dir=folder)

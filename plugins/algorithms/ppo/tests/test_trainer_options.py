@@ -58,6 +58,7 @@ def test_no_option_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("options", WORK)
+@pytest.mark.slow_except("options0", "options3", "options6", "options9", "options12", "options15", "options18")
 def test_an_option_takes_effect(
     make_trainer: Callable[..., PPOTrainer], prompt_loader: Any, tmp_path: Path, options: dict[str, Any]
 ) -> None:

@@ -64,7 +64,7 @@ def test_a_lora_run_as_an_adapter_or_merged(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-@pytest.mark.slow_except("nf4")
+@pytest.mark.slow
 def test_a_quantized_run_is_merged_as_it_was_trained(kind, tmp_path, capsys):
     pytest.importorskip("bitsandbytes")
     model, tokenizer = builtin_model("builtin:tiny-digits", 0)
@@ -79,6 +79,7 @@ def test_a_quantized_run_is_merged_as_it_was_trained(kind, tmp_path, capsys):
     assert "is model.path still the model that the run started from?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_adapter_without_a_base_to_load_is_refused(tmp_path, capsys):
     start({**BASE, "model": {"lora": {"r": 4}}}, tmp_path / "run")
     assert export(tmp_path / "run", "--to", tmp_path / "adapter") == 2

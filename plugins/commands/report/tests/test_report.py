@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import DataError, UserInputError
-from rlhf_report import build_report
+from rlhf_report import build_report, plots
 from rlhf_report.data import read_run
 from rlhf_report.plots import Series, _add_legend, _draw_lines
 
@@ -61,14 +61,21 @@ def png_size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", content[16:24])
 
 
+@pytest.fixture
+def one_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages have one plot, for tests of their other parts."""
+    first = plots.figures()[:1]
+    monkeypatch.setattr(plots, "figures", lambda: first)
+
+
 def test_one_run_has_its_numbers_all_plots_and_samples(tmp_path: Path, make_run):
     folder = make_run(tmp_path / "run")
     page = build(folder)
-    plots = {path.stem for path in folder.glob("plot-*.png")}
+    names = {path.stem for path in folder.glob("plot-*.png")}
     expected = "reward eval kl loss clip entropy value gradient length truncated logprob-gap time reward-calls memory"
-    assert plots == {f"plot-{name}" for name in (*expected.split(), "throughput", "lr", "approx-kl")}
+    assert names == {f"plot-{name}" for name in (*expected.split(), "throughput", "lr", "approx-kl")}
     assert all(width > 600 and height > 300 for width, height in map(png_size, folder.glob("plot-*.png")))
-    assert len(page.tags("figure")) == len(plots)
+    assert len(page.tags("figure")) == len(names)
     text = " ".join(page.text)
     for shown in ("0.455", "0.923", "2 min 11 s", "clip_eps: 0.2", "2.13.0"):
         assert shown in text
@@ -126,6 +133,7 @@ def test_a_legend_of_many_long_names_stays_inside_the_picture():
     assert legend is not None and legend.get_window_extent().width <= canvas.bbox.width
 
 
+@pytest.mark.usefixtures("one_plot")
 def test_it_asks_nothing_of_any_network(tmp_path: Path, make_run):
     page = build(make_run(tmp_path / "run", episodes=2))
     assert not page.tags("link") and not page.tags("iframe")
@@ -135,6 +143,7 @@ def test_it_asks_nothing_of_any_network(tmp_path: Path, make_run):
     assert "url(" not in styles and "@import" not in styles
 
 
+@pytest.mark.usefixtures("one_plot")
 def test_text_of_the_run_cannot_become_markup(tmp_path: Path, make_run):
     folder = make_run(tmp_path / "<b>run", episodes=2, completion=EVIL)
     (folder / "config.yaml").write_text(json.dumps({"algorithm": {"name": EVIL}}))
@@ -149,6 +158,7 @@ def test_text_of_the_run_cannot_become_markup(tmp_path: Path, make_run):
     assert EVIL in "".join(page.text)
 
 
+@pytest.mark.usefixtures("one_plot")
 def test_secrets_of_the_run_file_are_not_shown(tmp_path: Path, make_run):
     assert "hidden-value" not in build_report([make_run(tmp_path / "run", episodes=1)]).read_text()
 

@@ -52,6 +52,7 @@ def exact(base):
         ("gemini", {}, {"rel": 2e-2}),
     ],
 )
+@pytest.mark.slow_except("low-level-zero-options0-near0")
 def test_one_adapter_trains_as_with_single(base, tmp_path, exact, strategy, options, near):
     worker = Worker(
         WorkerOptions(

@@ -25,6 +25,7 @@ def at_own(asked):
 
 @pytest.mark.parametrize("sampling", [RUN, TRUNCATED], ids=["whole", "truncated"])
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "mamba"])
+@pytest.mark.slow_except("llama-truncated", "mistral-window-whole", "mamba-truncated")
 def test_answers_are_those_of_an_engine_at_that_temperature(family, sampling, model, engine, requests, collect):
     module, asked = model(family), at_own(requests(15, same=3))
     together = collect(engine(module, max_batch_size=7), asked, sampling)

@@ -147,6 +147,9 @@ def test_words_become_the_sequences_of_both_spellings():
 @pytest.mark.parametrize(
     "algorithm", [{"name": "ppo"}, {"name": "grpo", "importance_cap": 2.0}], ids=lambda each: each["name"]
 )
+@pytest.mark.slow_except(
+    "ppo-min_p-repetition_penalty-banned_words-temperature", "grpo-repetition_penalty-presence_penalty"
+)
 def test_a_run_trains_on_the_sampled_distribution(algorithm, engine_options, tmp_path):
     run = tiny_run(
         {

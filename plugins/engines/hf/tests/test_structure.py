@@ -181,6 +181,7 @@ def test_an_invalid_structure_is_named(structure, message, model, engine, reques
     ids=lambda each: each["name"],
 )
 @pytest.mark.parametrize("structure", ["inline", "file"])
+@pytest.mark.slow_except("inline-grpo", "file-ppo")
 def test_a_run_trains_on_the_masked_distribution(structure, algorithm, tmp_path):
     (tmp_path / "answer.lark").write_text('start: DIGITS "," DIGITS\nDIGITS: /[0-9]{1,3}/\n', encoding="utf-8")
     value = {"regex": "[0-9]{1,3},[0-9]{1,3}"} if structure == "inline" else {"file": str(tmp_path / "answer.lark")}

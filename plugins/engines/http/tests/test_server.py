@@ -51,6 +51,7 @@ def test_a_restarted_server_gets_the_weights_again(server, module, make_engine, 
 
 
 @pytest.mark.parametrize("server", ["vllm"], indirect=True)
+@pytest.mark.slow
 def test_a_restart_between_two_batches_is_noticed(server, module, make_engine):
     engine = make_engine(server, module)
     requests = make_requests(4)

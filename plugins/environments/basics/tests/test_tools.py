@@ -88,6 +88,7 @@ def test_the_policy_runs_python_in_an_episode():
 
 
 @in_the_sandbox
+@pytest.mark.slow
 def test_python_tells_which_limit_ended_a_program():
     assert python(python_cpu_seconds=1)("while True: pass") == "[ended: it took too much processor time]"
     told = python(max_output_chars=20)("print('a' * 100 + 'b')")

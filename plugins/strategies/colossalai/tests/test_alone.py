@@ -35,6 +35,7 @@ def strategy(request):
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow_except("low-level-zero")
 def test_trains_alone(strategy):
     training = Training(strategy)
     losses = [training.update()[0] for _ in range(2)]
@@ -46,6 +47,7 @@ def test_trains_alone(strategy):
 
 
 @pytest.mark.parametrize("name", ["low-level-zero", "gemini"])
+@pytest.mark.slow_except("low-level-zero")
 def test_fp16_scales_its_loss_and_trains(name):
     strategy = made_of(name, precision="fp16")
     strategy.setup()

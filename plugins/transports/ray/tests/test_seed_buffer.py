@@ -179,6 +179,7 @@ def test_what_is_handed_over_beside_it_arrives_too(workers: list[Any]) -> None:
     assert buffer.sample().sample_ids.tolist() == [5]
 
 
+@pytest.mark.slow
 def test_a_shared_buffers_waits_end_and_say_what_they_waited_for(workers: list[Any]) -> None:
     buffer = DetachedReplayBuffer(2, limit=1, timeout_seconds=0.2)
     with pytest.raises(DeadlineError, match="0 of 2 entries"):

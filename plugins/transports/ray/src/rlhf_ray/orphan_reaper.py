@@ -17,7 +17,8 @@ from contextlib import contextmanager
 
 import psutil
 
-_POLL_SECONDS = 2.0
+_POLL_SECONDS = 5.0
+"""Each look at the machine's processes takes up to 40 ms."""
 _GRACE_SECONDS = 2.0
 """Grace period for the processes to exit on their own."""
 _END_SECONDS = 60.0
