@@ -92,12 +92,13 @@ soak-clients: env-clients
 	  plugins/commands/serve/tests/test_dialects.py plugins/environments/program/tests/test_real_agents.py \
 	  libraries/episodes/tests/test_renderers.py
 
-lint: setup  ## style, types, import contracts, declared dependencies and plain words
+lint: setup  ## style, types, import contracts, declared dependencies, generated pages and plain words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python release/dependencies.py
+	$(BIN)/python docs/generate_reference.py --check
 	$(BIN)/python tests/support/plain_words.py
 
 format: setup  ## apply ruff's fixes

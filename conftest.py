@@ -13,7 +13,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +25,7 @@ settings.register_profile("any-machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any-machine")
 
 
+RAY = PurePath("plugins/transports/ray/tests")
 QUICK_CASES = {
     "test_importing_it_is_light": "TestGrpo",
     "test_scores_in_a_process_of_its_own": "TestLength",
@@ -40,6 +42,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"slow_except names cases that are not there: {unknown}")
     runs, quick = {"integration", "ray", "strategies"}, {"unit", "architecture"}
     items.sort(key=lambda item: (runs.isdisjoint(item.path.parts), not quick.isdisjoint(item.path.parts)))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files are distributed over processes. Those of the Ray transport stay together, which share one Ray."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneRay(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return str(RAY) if RAY in PurePath(file).parents else file
+
+    return OneRay(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def mark_slow(items: list[pytest.Item]) -> dict[str, set[str]]:

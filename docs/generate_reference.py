@@ -2,7 +2,7 @@
 
 Each kind of plugin has a page with the arguments of `build`, its result, and the options of every plugin in this
 repository. Other pages list the names that a plugin may import, and every key of a run file, hook, error and command.
-`tests/architecture/test_reference.py` fails if a committed page is outdated.
+`make lint` fails if a committed page is outdated.
 """
 
 from __future__ import annotations
@@ -355,6 +355,8 @@ def main() -> int:
         if not check:
             path.write_text(texts[path], encoding="utf-8")
         print(f"{'outdated' if check else 'wrote'}: {path.relative_to(ROOT)}")
+    if check and stale:
+        print("run: make docs")
     return int(check and bool(stale))
 
 
