@@ -66,8 +66,8 @@ def mark_slow(items: list[pytest.Item]) -> dict[str, set[str]]:
             missing.setdefault(test, set(mark.args)).discard(case)
             if case not in mark.args:
                 item.add_marker("slow")
-        law = getattr(item, "originalname", None)
-        if law in QUICK_CASES and item.getparent(pytest.Class).name != QUICK_CASES[law]:
+        law, owner = getattr(item, "originalname", None), getattr(item, "cls", None)
+        if law in QUICK_CASES and getattr(owner, "__name__", None) != QUICK_CASES[law]:
             item.add_marker("slow")
     return {test: cases for test, cases in missing.items() if cases}
 
