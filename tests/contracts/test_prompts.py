@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from PIL import Image
 
 from rlhf_testing.contracts import PromptsContract, contracts_for
@@ -52,3 +53,4 @@ OPTIONS = {
 }
 
 globals().update(contracts_for(PromptsContract, options=OPTIONS, skip=ELSEWHERE))
+pytest.mark.slow(globals()["TestReasoningGym"])  # each source is built in another process

@@ -74,6 +74,7 @@ def test_it_trains(
     assert {line["branch"] for line in samples(run)} == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_the_weight_multiplies_the_outcome_and_the_turns_and_samples_are_raw(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(GAME)
 

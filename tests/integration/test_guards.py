@@ -135,6 +135,7 @@ def test_an_update_that_is_not_finite_can_be_skipped(tmp_path):
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_can_be_rolled_back(tmp_path):
     result = start({**BASE, "guards": {"non_finite": {"action": "rollback"}}}, tmp_path / "run")
     assert [line["step"] for line in result.metrics] == list(range(1, 13))

@@ -26,6 +26,7 @@ def test_from_a_run_folder_comes_the_same_run(tmp_path):
 
 
 @pytest.mark.usefixtures("no_plots")
+@pytest.mark.slow
 def test_what_differs_from_the_run_is_said(tmp_path, caplog):
     first = start(BASE, tmp_path / "first")
     manifest = json.loads((first.run_folder / "manifest.json").read_text())

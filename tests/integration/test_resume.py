@@ -133,6 +133,7 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path, straight, caplog):
 
 
 @pytest.mark.usefixtures("no_plots")
+@pytest.mark.slow
 def test_a_finished_run_can_be_made_longer(tmp_path, straight):
     longer = {**BASE, "train": {**TRAIN, "episodes": 5}}
     whole = start(longer, tmp_path / "whole")
@@ -160,6 +161,7 @@ def test_a_checkpoint_of_one_run_is_not_gone_on_with_in_anothers_folder(tmp_path
 
 
 @pytest.mark.usefixtures("no_plots")
+@pytest.mark.slow
 def test_an_interrupt_asked_for_in_a_hook_writes_a_checkpoint(tmp_path, straight):
     with pytest.raises(InterruptedRun, match="A checkpoint and the model are written"):
         start({**BASE, "checkpoint": {"every_episodes": None}}, tmp_path / "run", hooks=[InterruptIn(1)])

@@ -118,6 +118,7 @@ def test_the_summary_and_the_rest_of_the_folder(first):
 
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("micro_batch_tokens", [16, 40])
+@pytest.mark.slow_except("16")
 def test_micro_batches_change_nothing_but_rounding(tmp_path, micro_batch_tokens):
     # Rewards that differ: with equal ones the whitened advantages are nothing but rounding.
     one = {**TRAIN, "episodes": 1}

@@ -100,6 +100,7 @@ def test_a_wrong_number_of_processes_in_a_manifest_is_told(tmp_path, capsys, cou
         ({"prompts": {"max_prompt_tokens": 8}}, "prompts.max_prompt_tokens"),
     ],
 )
+@pytest.mark.slow_except("changes0-algorithm.name", "changes2-prompts.num_digits")
 def test_model_algorithm_and_prompts_cannot_change(tmp_path, changes, key):
     start(EACH, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}

@@ -73,6 +73,7 @@ def test_micro_batches_and_passes_leave_the_gradient_as_it_is(passes: str, expec
 
 
 @pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.slow_except("default", "fast")
 def test_two_ranks_have_the_gradient_of_one(tmp_path: Path, passes: str, expected: dict[str, torch.Tensor]) -> None:
     # Each in processes of its own: a second group at one port can meet the store of the first.
     run_all(*(Forked(one_rank, tmp_path, passes, rank, env=place) for rank, place in enumerate(ranks(2))))

@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 from running import PARTS_OF_RUNS, Forked, ended, fsync_of_pipes
 
 ADDRESS = "RLHF_TEST_RAY_WORKERS"
@@ -64,16 +65,18 @@ def worker_source() -> Iterator[None]:
 
 @contextmanager
 def quick_workers() -> Iterator[None]:
-    """Context in which a started Ray gets its workers from the process of `worker_source`."""
-    from ray._private import ray_constants
+    """Context in which a started Ray gets its workers from the process of `worker_source`.
+
+    It does not scale a cluster or print what workers print, which two more processes would do.
+    """
+    from ray._private import node, ray_constants
 
     assert ADDRESS in os.environ, "no source of workers, which the fixture `ray_worker_source` starts"
-    before = ray_constants.SETUP_WORKER_FILENAME
-    ray_constants.SETUP_WORKER_FILENAME = _STUB
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_constants, "SETUP_WORKER_FILENAME", _STUB)
+        for unused in ("start_log_monitor", "start_monitor"):
+            patch.setattr(node.Node, unused, lambda self: None)
         yield
-    finally:
-        ray_constants.SETUP_WORKER_FILENAME = before
 
 
 def serve(listener: socket.socket, owner: socket.socket) -> None:

@@ -158,7 +158,7 @@ HARM = {
 @pytest.mark.parametrize(
     ("name", "fault"), [*(("Faulty", fault) for fault in HARM), ("FaultyInLoop", "os._exit"), ("FaultyInLoop", "lock")]
 )
-@pytest.mark.slow_except("FaultyInLoop-lock")
+@pytest.mark.slow
 def test_one_that_does_harm_fails_alone(name, fault, caplog):
     """The others are made again: none is lost, and their rewards and tokens are what they would have been."""
     well = play(section("Faulty", isolate=False))
@@ -307,7 +307,7 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
     ],
     ids=["raises", "exits", "memory", "output"],
 )
-@pytest.mark.slow_except("exits")
+@pytest.mark.slow
 def test_a_module_that_does_harm_when_it_is_imported_ends_the_run_by_name(tmp_path, code, where, told):
     file = tmp_path / "game.py"
     file.write_text(FILE.read_text())

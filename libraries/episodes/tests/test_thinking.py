@@ -56,6 +56,7 @@ def test_a_template_that_keeps_thoughts_has_them_in_the_row_and_in_a_branch(fami
     assert not chat.check().cut_after and chat.thinks(ids)
 
 
+@pytest.mark.slow
 def test_a_template_that_drops_thoughts_drops_those_of_gemma4_from_a_branch():
     reply = "<|channel>thought\nher<channel|>he<turn|>"
     first, second = branches(reply_tokenizer("gemma4"), [reply, "he<turn|>"], [None, "on"])

@@ -94,6 +94,7 @@ def test_a_run_logs_tables_of_the_first_of_every_n_and_of_the_last_episode(tmp_p
 
 
 @pytest.mark.parametrize("changes", [{"logging": {"samples": "none"}}, {}], ids=["not written", "default"])
+@pytest.mark.slow_except("default")
 def test_no_texts_reach_a_logger_that_is_not_to_have_them(tmp_path: Path, changes: dict[str, Any]) -> None:
     logger = Recorder(tmp_path, **({"samples": 8} if changes else {}))
     run_with(logger, tmp_path, **changes)
@@ -113,6 +114,7 @@ class BackOnce:
         return Action(kind="rollback", by="BackOnce", reason="once", lr_factor=1.0)
 
 
+@pytest.mark.slow
 def test_a_rollback_logs_an_episode_again(tmp_path: Path) -> None:
     logger = Recorder(tmp_path, samples=8, samples_every_episodes=1)
     sizes = {"episodes": 3, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}

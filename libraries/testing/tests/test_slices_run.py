@@ -348,6 +348,7 @@ def commit(folder: Path, times: int) -> None:
         subprocess.run(["git", *user, "commit", "-q", "--allow-empty", "-m", "next"], cwd=folder, check=True)
 
 
+@pytest.mark.slow
 def test_all_takes_explicit_tests_and_writes_their_durations(project: Callable[..., list[str]]) -> None:
     slices.DURATIONS.write_text(json.dumps({"test_other.py": 300.0}))
     project("def test_a(): time.sleep(0.3)\ndef test_b(): pass\n")

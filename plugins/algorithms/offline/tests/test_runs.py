@@ -41,7 +41,7 @@ def test_dpo(run_file: Any, tmp_path: Path, lora: Any) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
-@pytest.mark.slow_except("full")
+@pytest.mark.slow
 def test_a_reward_model_is_a_classifier_that_ranks_held_out_pairs(
     run_file: Any, lines: Path, tmp_path: Path, lora: Any
 ) -> None:

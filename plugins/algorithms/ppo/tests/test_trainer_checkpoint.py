@@ -31,6 +31,7 @@ def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("options", [{}, {"sample_buffer": True, "train_batch_size": 4}])
+@pytest.mark.slow_except("options0")
 def test_a_resumed_run_equals_an_uninterrupted_one(
     make_trainer: Callable[..., PPOTrainer], prompt_loader: Any, tmp_path: Path, options: dict[str, Any]
 ) -> None:

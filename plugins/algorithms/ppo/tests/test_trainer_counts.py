@@ -48,6 +48,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("sample_buffer", [False, True])
+@pytest.mark.slow_except("True")
 def test_accumulation_goes_on_over_passes(
     make_trainer: MakeTrainer, prompt_loader: Any, folder: str, monkeypatch: pytest.MonkeyPatch, sample_buffer: bool
 ) -> None:

@@ -115,6 +115,7 @@ def test_dropout_is_off_where_ratios_are_compared(
 
 
 @pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.slow_except("True")
 def test_where_weights_are_sharded_the_engine_has_a_copy_that_is_kept_in_step(
     make_trainer: Callable[..., PPOTrainer],
     make_actor: Callable[..., Any],

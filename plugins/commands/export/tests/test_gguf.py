@@ -127,6 +127,7 @@ def test_the_file_describes_the_tokenizer(tmp_path: Path) -> None:
     assert found["tokenizer.ggml.add_bos_token"] is False and found["qwen2.attention.head_count_kv"] == 2
 
 
+@pytest.mark.slow
 def test_a_lora_run_of_the_built_in_model_is_merged(tmp_path: Path) -> None:
     changes = {"model": {"lora": {"r": 2}}, "train": {"episodes": 1, "prompts_per_episode": 4}}
     start({**changes, "optimizer": {"lr": 1e-2}, "checkpoint": {"every_episodes": 1}}, tmp_path / "run")

@@ -81,6 +81,7 @@ def test_a_checkpoint_is_exported_first(tmp_path: Path, hub: Hub, capsys: pytest
     assert len(hub.repositories["me/model"]["messages"]) == 2
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_folder_here_is_refused(
     tmp_path: Path, model: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:

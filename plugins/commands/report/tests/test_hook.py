@@ -34,6 +34,7 @@ def end_run(folder: Path, summary: dict[str, str] | None = None, disable: tuple[
         span.set("summary", summary)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_page(tmp_path, with_plots):
     with with_plots():
         result = train(tiny_run({"logging": {"tensorboard": False}}), output=tmp_path / "run")

@@ -26,7 +26,7 @@ def gap(engine, module, answers, requests) -> float:
     return bench.gap_of(requests, answers, 1.0)
 
 
-@pytest.mark.slow_except("vllm")
+@pytest.mark.slow
 def test_a_restarted_server_gets_the_weights_again(server, module, make_engine, caplog):
     engine = make_engine(server, module)
     perturb(module, seed=1)

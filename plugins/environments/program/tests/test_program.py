@@ -136,7 +136,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-@pytest.mark.slow_except("output", "child", "folder", "exit code")
+@pytest.mark.slow
 def test_a_program_that_fails_ends_its_episode_by_name(name):
     script, options, problem = FAILURES[name]
     options = {"command": ["sh", "-c", script], "score": ["true"], **options}

@@ -122,6 +122,7 @@ def limited(**train_options: Any) -> dict[str, Any]:
     return tiny_run({"train": {**sizes, **train_options}, "checkpoint": {"every_episodes": None}})
 
 
+@pytest.mark.slow
 def test_each_session_makes_an_episode_until_the_run_is_done(tmp_path: Path) -> None:
     """As a job that is put back in its queue: the limit is over at once, so that each session has one episode."""
     for episode in (1, 2):

@@ -199,6 +199,7 @@ def test_a_local_judge_answers_by_an_engine() -> None:
         make(None, model_path="./no-such-model")
 
 
+@pytest.mark.slow
 def test_a_run_is_judged(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "s3cr3t-value")
     entry = {"name": "judge", "rubric": "be right", "url": server.url, "model": "wise", "key_env": "JUDGE_KEY"}

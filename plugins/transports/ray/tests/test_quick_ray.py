@@ -57,6 +57,7 @@ def test_a_killed_stub_ends_its_worker(tmp_path: Path) -> None:
     wait_until(lambda: not psutil.pid_exists(pid), "the worker's end")
 
 
+@pytest.mark.slow
 def test_a_stub_and_its_worker_may_end_at_once(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -75,6 +76,7 @@ def test_a_stub_that_goes_without_a_word_does_no_harm(tmp_path: Path) -> None:
     assert stub.wait(PATIENCE_SECONDS) == 3
 
 
+@pytest.mark.slow
 def test_a_stub_that_finds_no_source_becomes_the_worker(tmp_path: Path) -> None:
     stub, pid, said = start(tmp_path, "leave", source=str(tmp_path / "nobody"))
     assert (pid, said) == (stub.pid, "yes ['leave']")

@@ -145,6 +145,7 @@ def test_a_shortfall_ends_the_fit_with_what_the_makers_said(start: Callable[...,
     assert len(get(trainer.get_state.remote())[0]) == 2  # whole batches were trained on
 
 
+@pytest.mark.slow
 def test_a_maker_that_dies_ends_the_fit(start: Callable[..., Any]) -> None:
     @ray.remote
     class Maker:
