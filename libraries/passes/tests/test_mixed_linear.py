@@ -18,6 +18,7 @@ from rlhf_core.models.forward_passes import applying
 from rlhf_core.place import LocalPlace
 from rlhf_core.types import BufferItem
 from rlhf_forward import policy_forward
+from rlhf_models.gradient_checkpointing import enable_gradient_checkpointing
 from rlhf_passes import direct_gradients, fast_passes
 from rlhf_passes.fast_passes import MIXED_TOKENS, FastPasses, default_pass_tokens
 from rlhf_passes.mixed_linear import NarrowCopies, mixed_linear, narrow_copies
@@ -98,7 +99,7 @@ def test_an_adapter_and_gradient_checkpointing() -> None:
             nn.init.normal_(parameter, std=0.1)
     check(model, items())
     model.enable_input_require_grads()
-    model.train().base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    enable_gradient_checkpointing(model.train().base_model.model)
     check(model, items())
 
 

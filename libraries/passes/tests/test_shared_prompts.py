@@ -23,6 +23,7 @@ from rlhf_core.types import BufferItem, Experience
 from rlhf_forward import value_forward
 from rlhf_forward.architectures import with_trait
 from rlhf_forward.forward import model_rows
+from rlhf_models.gradient_checkpointing import enable_gradient_checkpointing
 from rlhf_passes import fast_passes, shared_rows
 from rlhf_passes.fast_passes import FastPasses
 from rlhf_passes.packing import PackedRows
@@ -244,7 +245,7 @@ def test_an_adapter_and_gradient_checkpointing() -> None:
     padded = run(model, experience, packed=False)
     assert_same(run(model, experience, packed=True), padded)
     model.enable_input_require_grads()
-    model.train().base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    enable_gradient_checkpointing(model.train().base_model.model)
     assert_same(run(model, experience, packed=True), padded)
 
 

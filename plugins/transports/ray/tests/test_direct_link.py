@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 
@@ -83,6 +84,7 @@ def forward_to(sender: MakerEnd, name: str) -> MakerEnd:
     receiver = MakerEnd()
     sender.join_as_sender(name, offer, HERE, CPU)
     receiver.join(offer, HERE, CPU)
+    sender._next[name].result(PATIENCE_SECONDS)  # its thread reads from the store
     return receiver
 
 
@@ -114,6 +116,16 @@ def test_a_maker_that_lost_its_link_does_not_let_its_receivers_wait(
     assert same(first.receive(DirectChunk.of(SHARD, 0, (("second", 0),))), SHARD)
     first.wait_until_forwarded()
     assert not first._next, "the broken link is closed"
+
+
+def test_a_link_that_is_formed_too_late_is_closed(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
+    link, receiver = ends()
+    sender, forming = MakerEnd(), Future[Link]()
+    sender._next["late"] = forming
+    sender._close()
+    forming.set_result(link)
+    with pytest.raises(LinkError, match="the link broke"):
+        receiver.receive(DirectChunk.of(SHARD, 0))
 
 
 def test_a_shard_may_change_as_soon_as_it_is_copied() -> None:

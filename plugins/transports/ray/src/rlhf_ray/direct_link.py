@@ -251,9 +251,13 @@ class MakerEnd:
             self._drop_next(name)
 
     def _drop_next(self, name: str) -> None:
-        forming = self._next.pop(name)
-        if forming.done() and forming.exception() is None:
-            forming.result().close()
+        """Forget the link to another maker and close it, as soon as it is formed. Its receiver gets an error."""
+
+        def close(formed: Future[Link]) -> None:
+            if formed.exception() is None:
+                formed.result().close()
+
+        self._next.pop(name).add_done_callback(close)
 
     def _close(self) -> None:
         """Close all links. Their receivers get an error at once."""
