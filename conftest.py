@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,7 +25,7 @@ settings.register_profile("any-machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any-machine")
 
 
-RAY = PurePath("plugins/transports/ray/tests")
+RAY = "plugins/transports/ray/tests/"
 QUICK_CASES = {
     "test_importing_it_is_light": "TestGrpo",
     "test_scores_in_a_process_of_its_own": "TestLength",
@@ -51,8 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class OneRay(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return str(RAY) if RAY in PurePath(file).parents else file
+            return RAY if nodeid.startswith(RAY) else super()._split_scope(nodeid)
 
     return OneRay(config, log) if config.getoption("dist") == "loadfile" else None
 

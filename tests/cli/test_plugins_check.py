@@ -107,9 +107,7 @@ def fail(config, context):
 """
 
 
-@pytest.mark.parametrize(
-    "kind", ["rewards", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("prompts", "engines"))]
-)
+@pytest.mark.parametrize("kind", ["rewards", "prompts", "engines"])
 @pytest.mark.slow
 def test_components_with_their_default_options(install, kind):
     names = ("asks", "refuses", "raises", "other")

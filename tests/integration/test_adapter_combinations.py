@@ -24,7 +24,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nf4": {"lora": {"r": 4}, "quantize": "nf4"},
     "int8": {"lora": {"r": 4, "dora": True}, "quantize": "int8"},
 }
-QUICK = (("pissa", "fsdp"), ("nf4", "torch-ddp"))
 SHARDING = ("fsdp", "low-level-zero", "gemini")
 STRATEGIES = ("torch-ddp", "ddp", *SHARDING)
 MEANS = ("reward/mean", "kl/mean")
@@ -97,7 +96,7 @@ def test_a_run_learns_resumes_and_saves_its_model(option: str, tmp_path: Path, a
 @pytest.mark.parametrize(
     ("option", "strategy"),
     [
-        pytest.param(option, strategy, marks=() if (option, strategy) in QUICK else pytest.mark.slow)
+        (option, strategy)
         for option in OPTIONS
         for strategy in STRATEGIES
         if not (strategy in SHARDING and "quantize" in OPTIONS[option])

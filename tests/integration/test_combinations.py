@@ -1,4 +1,4 @@
-"""Strategy x algorithm x LoRA x transport x resume x engine: three runs in `make test`, all in `make soak`.
+"""Strategy x algorithm x LoRA x transport x resume x engine: three runs in `make test`, the others in `make soak`.
 
 What does not go together is refused by name: `test_refused_combinations.py`.
 """

@@ -22,7 +22,7 @@ def summary(folder):
     "flags",
     [
         (),
-        pytest.param(("--strategy", "fsdp", "--num-processes", "2"), marks=pytest.mark.slow),
+        ("--strategy", "fsdp", "--num-processes", "2"),
     ],
     ids=["one", "two"],
 )
